@@ -11,7 +11,7 @@ from inference_api.engine.cpu.assistant import Assistant, read_assistant
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.cpu.medusa import MedusaHeads
 from inference_api.engine.cpu.mtp import MtpLayer
-from inference_api.engine.local_runner import LocalRunner, make_kernels
+from inference_api.engine.local_runner import LocalRunner
 from inference_api.engine.paged_cache import PagedCache
 from inference_api.engine.sampler import sample
 from inference_api.engine.step_decoder import StepDecoder
@@ -30,7 +30,7 @@ from inference_api.loading.packing.files import PackedModel
 from inference_api.loading.packing.folder import PackedFolder
 from inference_api.loading.settling import cpu_faults, weight_bits
 from inference_api.loading.weights import Packing, Parameters, load_parameters
-from inference_api.runner import DraftHeads, Draw, Drawn, Hidden, RowStep, RunnerFacts
+from inference_api.runner import Draw, Drawn, Hidden, RowStep, RunnerFacts
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,9 @@ class KernelRunner(LocalRunner):
             self.has_mtp = True
             self._config = self._whole = assisted(self._whole)
         self.bits = weight_bits(self._options)
-        self._threads = _num_threads(self._config)
-        self._packing = Packing(make_kernels(self._threads, kernels_of), self.bits)
+        is_small = num_parameters(self._config) < MIN_PARAMETERS_TO_SHARE
+        self._threads = 1 if is_small else hardware.physical_cores()
+        self._packing = Packing(kernels_of(self._threads), self.bits)
         name, form = model_dir.name, (self._options.dtype, self.bits)
         sources = ((self._config, self.files), *assistants)
         self._models = [PackedModel(name, files, config, *form) for config, files in sources]
@@ -165,7 +166,9 @@ class KernelRunner(LocalRunner):
         self._cache = PagedCache(config, self.max_rows, context, dtype, count, groups, num_guesses)
         parameters, *of_assistants = map(self._parameters, self._models)
         self.decoder = decoder = KernelDecoder(config, parameters, self._cache, context)
-        self.medusa = self._medusa_heads(parameters)
+        if (file := self._read_heads()) is not None:
+            packer = None if self._packed is None else Kernels(1)
+            self.medusa = MedusaHeads(file, config, parameters, packer)
         if config.has_mtp:
             self.mtp = MtpLayer(config, parameters, self._cache, context)
         for each, own in zip(self._models[1:], of_assistants, strict=True):
@@ -185,13 +188,6 @@ class KernelRunner(LocalRunner):
         how = self._has_packed_file
         own = [weights_size(each.config, each.dtype, each.bits, how) for each in self._models[1:]]
         return super()._footprint_of(config).beside(sum(own))
-
-    def _medusa_heads(self, parameters: Parameters) -> DraftHeads | None:
-        file = self._read_heads()
-        if file is None:
-            return None
-        packer = None if self._packed is None else Kernels(1)
-        return MedusaHeads(file, self._config, parameters, packer)
 
     @property
     def all_files(self) -> Sequence[Path]:
@@ -240,7 +236,3 @@ class KernelRunner(LocalRunner):
             hidden = [states if each.wants_hidden else None for each, states in pairs]
         drawn = sample(logits, draws, positions, self._packing.kernels) if draws else []
         return drawn, hidden
-
-
-def _num_threads(config: ModelConfig) -> int:
-    return hardware.physical_cores() if num_parameters(config) >= MIN_PARAMETERS_TO_SHARE else 1

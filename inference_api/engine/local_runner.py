@@ -3,7 +3,7 @@ and does what surrounds a decoder's step."""
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -12,7 +12,6 @@ from typing import Protocol
 
 from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
-from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import LAYOUT_VERSION, Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import PAGE_TOKENS, ModelConfig
@@ -75,8 +74,7 @@ class LocalRunner(ModelRunner):
     medusa: DraftHeads | None = None
     mtp: DraftLayer | None = None
     _cache: RowCache
-    cache_share = 1.0
-    """Its part of KV_CACHE_MEMORY; the rest is its draft model's, or the model's."""
+    cache_share = 1.0  # its part of KV_CACHE_MEMORY; the rest is its draft model's, or the model's
 
     def __init__(self, model_dir: Path, asked: EngineOptions) -> None:
         """`asked.device` is not auto. Raises StartupError if the model is not supported, or does
@@ -299,14 +297,6 @@ class LocalRunner(ModelRunner):
 
     def close(self) -> None:
         """Does nothing: memory is freed with the object."""
-
-
-def make_kernels(num_threads: int, kernels_of: Callable[[int], Kernels] = Kernels) -> Kernels:
-    """Raises StartupError."""
-    try:
-        return kernels_of(num_threads)
-    except KernelsUnavailable as error:
-        raise StartupError(str(error)) from error
 
 
 def _log_losses(name: str, config: ModelConfig, settled: EngineOptions, tensors: Tensors) -> None:

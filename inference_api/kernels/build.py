@@ -64,18 +64,9 @@ def _variants(flags: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
 
 
 UNITS: Mapping[str, Sequence[str]] = {
-    "codes": (),
-    "draw": (),
-    "experts": (),
-    "guess": (),
-    "interface": (),
-    "layer_inputs": (),
-    "pool": (),
-    "recurrent": (),
-    "step": (),
-    "streams": (),
+    **dict.fromkeys(("codes", "draw", "experts", "guess", "interface", "layer_inputs", "pool"), ()),
+    **dict.fromkeys(("recurrent", "step", "streams", "workers"), ()),
     "unpack": ("-O2",),  # is called for single rows, of many forms
-    "workers": (),
     **_variants({"portable": ()}),
 }
 X86_UNITS = _variants(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from inference_api.errors import StartupError
 from inference_api.kernels.build import BuildFailed, compiled, library_path, units_here
 from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.packing import (
@@ -34,10 +35,6 @@ SOURCE_TYPES = {"float32": 0, "float16": 1, "uint16": 2}  # uint16: the bits of 
 # Temperature (0: the likeliest), top_k (0: all), top_p, min_p; seed and position, which give the
 # number that decides, both below 2**64.
 HowToDraw = tuple[float, int, float, float, int, int]
-
-
-class KernelsUnavailable(Exception):
-    """There is no library on this machine; the message says why and what to do."""
 
 
 class UnusableWeight(Exception):
@@ -114,18 +111,18 @@ class Kernels:
     """Matrix products and attention, by the best variant this processor has or by a named one."""
 
     def __init__(self, num_threads: int, variant: str | None = None) -> None:
-        """`num_threads` counts the calling thread. Raises KernelsUnavailable."""
+        """`num_threads` counts the calling thread. Raises StartupError."""
         self._library = _library()
         supported = _variants(self._library)
         self.variant = next(iter(supported)) if variant is None else variant
         if self.variant not in supported:
-            raise KernelsUnavailable(
+            raise StartupError(
                 f"this processor has no {variant}; choose one of {', '.join(supported)}"
             )
         self._pid = os.getpid()
         self._context = self._library.hearth_create(supported[self.variant], num_threads)
         if not self._context:
-            raise KernelsUnavailable(f"{num_threads} threads could not be started; free memory")
+            raise StartupError(f"{num_threads} threads could not be started; free memory")
 
     def __del__(self) -> None:
         # Threads do not survive a fork: a child process has none to wait for.
@@ -274,7 +271,7 @@ class Kernels:
 
 
 def supported_variants() -> list[str]:
-    """Returns the variants this processor can run, best first. Raises KernelsUnavailable."""
+    """Returns the variants this processor can run, best first. Raises StartupError."""
     return list(_variants(_library()))
 
 
@@ -288,13 +285,13 @@ def _variants(library: Any) -> dict[str, int]:
 
 @cache
 def _library() -> Any:
-    """Loaded once. Raises KernelsUnavailable."""
+    """Loaded once. Raises StartupError."""
     try:
         library = ffi.dlopen(str(library_path()))
         # Linux may have listed a variant that this process may not use.
         return library if _variants(library) else ffi.dlopen(str(compiled(units_here())))
     except (BuildFailed, OSError) as error:
-        raise KernelsUnavailable(str(error)) from error
+        raise StartupError(str(error)) from error
 
 
 def _optional(array: Floats | None) -> Any:

@@ -76,20 +76,15 @@ def read_step(numbers: Sequence[int], max_rows: int, max_seq_len: int) -> StepPa
             raise BadMessage(f"{count} tokens at {start} of row {row}")
         if not 0 <= first <= count:
             raise BadMessage(f"{first} tokens of {count} are not given back")
-        parents = _parents(rest, count) if is_tree else None
+        parents = _next_numbers(rest, count) if is_tree else None
+        if any(not -1 <= parent < token for token, parent in enumerate(parents or ())):
+            raise BadMessage("a tree whose tokens follow later ones")
         rows.append(RowStep(row, start, range(count), parents=parents))
         returned += range(num_tokens + first, num_tokens + count)
         num_tokens += count
     if not rows:
         raise BadMessage("a step without rows")
     return StepPart(rows, returned)
-
-
-def _parents(numbers: Iterator[int], count: int) -> Sequence[int]:
-    parents = _next_numbers(numbers, count)
-    if any(not -1 <= parent < token for token, parent in enumerate(parents)):
-        raise BadMessage("a tree whose tokens follow later ones")
-    return parents
 
 
 def _next_numbers(numbers: Iterator[int], count: int) -> Sequence[int]:

@@ -142,7 +142,7 @@ class RankWorker:
             raise BadMessage(f"row {row} without pages for {num_tokens} tokens")
 
     def _check_group(self, row: int, group: int, first: int) -> None:
-        """Place pages in a row's table. Raises BadMessage if that would leave a gap."""
+        """Raises BadMessage if there is no such group, or pages from `first` on leave a gap."""
         if not 0 <= group < self._loaded.layout.num_groups:
             raise BadMessage(f"group {group} of {self._loaded.layout.num_groups}")
         if first and not self._loaded.has_page(row, group, first - 1):

@@ -17,13 +17,7 @@ from typing import Self
 import numpy as np
 
 from inference_api.pipeline.meeting import meet
-from inference_api.pipeline.messages import (
-    MAX_NUMBERS,
-    PROMPT_TOKENS,
-    BadMessage,
-    Kind,
-    Message,
-)
+from inference_api.pipeline.messages import MAX_NUMBERS, PROMPT_TOKENS, BadMessage, Kind, Message
 from inference_api.pipeline.ranks import RankSettings
 
 JOIN_TIMEOUT_S = 120.0  # for all ranks to start

@@ -66,7 +66,8 @@ class RingDecoder:
         hidden: list[Hidden | None] = []
         pieces: list[RowStep] = []
         for part, states in self._rounds.after(lambda part, _: self._own.layers(part), rows):
-            outputs = self._own.head([_returned(each) for each in part], states)
+            returned = [replace(row, token_ids=row.returned, parents=None) for row in part]
+            outputs = self._own.head(returned, states)
             logits.append(outputs.logits.copy())  # the next part overwrites this memory
             hidden += outputs.hidden
             pieces += part
@@ -85,11 +86,6 @@ def decode_by(runner: LocalRunner, rounds: Rounds) -> None:
     assert isinstance(runner, CudaRunner)
     assert isinstance(runner.decoder, PartDecoder)
     runner.decoder.others = rounds
-
-
-def _returned(row: RowStep) -> RowStep:
-    """Returns rows with only the tokens that draw or whose states are wanted, as chains."""
-    return replace(row, token_ids=row.returned, parents=None)
 
 
 def _states_by_row(

@@ -30,7 +30,7 @@ class MedusaDrafts:
         self._calibration = Calibration(num_kinds=self._tree.num_heads)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
-        known = [row for row in rows if self._has_state(row)]
+        known = [row for row in rows if self._hidden.get(row.index, (None,))[0] is row]
         if not known:
             return {}
         guesses = self._heads.guess([self._hidden[row.index][1] for row in known])
@@ -47,10 +47,6 @@ class MedusaDrafts:
             else:  # the state held is from an earlier step
                 self._hidden.pop(outcome.row.index, None)
         self._calibration.learn(outcomes)
-
-    def _has_state(self, row: UserRow) -> bool:
-        held = self._hidden.get(row.index)
-        return held is not None and held[0] is row
 
 
 class _Tree:

@@ -15,12 +15,17 @@ from inference_api.speculation.scheduler import DraftScheduler
 
 logger = logging.getLogger(__name__)
 
+_LACKING = {  # what a model without a source lacks, and the remedy
+    ModelDrafts.name: "draft model; name a small one of the same vocabulary in DRAFT_MODEL",
+    MedusaDrafts.name: "Medusa heads; name their folder in MEDUSA_HEADS, train some with `hearth "
+    "medusa`",
+    MtpDrafts.name: "layer that guesses further tokens, or is not on the CPU in one process; get "
+    "files with one",
+}
+
 
 def draft_sources(
-    name: str,
-    runner: ModelRunner,
-    settings: ModelSettings,
-    drafter: ModelRunner | None = None,
+    name: str, runner: ModelRunner, settings: ModelSettings, drafter: ModelRunner | None = None
 ) -> tuple[str, ...]:
     """Returns the names of a runner's draft sources, the fastest first. It need not be loaded.
     Raises StartupError if the source that the settings name is not available."""
@@ -33,35 +38,21 @@ def draft_sources(
         return (NgramDrafts.name,)
     # It is then the model's own layer that drafts, from files of DRAFT_MODEL.
     is_assisted = runner.has_mtp and drafter is None and settings.used_draft_model is not None
-    if mode == "draft" and drafter is None and not is_assisted:
-        raise StartupError(
-            f"SPECULATION=draft, but {name} has no draft model; name a small one of the same "
-            "vocabulary in DRAFT_MODEL, or set SPECULATION=auto."
-        )
-    if mode == "medusa" and not runner.has_medusa_heads:
-        raise StartupError(
-            f"SPECULATION=medusa, but {name} has no Medusa heads; name their folder in "
-            "MEDUSA_HEADS, train some with `hearth medusa`, or set SPECULATION=auto."
-        )
-    if mode == "mtp" and not runner.has_mtp:
-        raise StartupError(
-            f"SPECULATION=mtp, but {name} has no layer that guesses further tokens, or is not "
-            "on the CPU in one process; get files with one, or set SPECULATION=auto."
-        )
     there = {
         NgramDrafts.name: mode in ("auto", "ngram"),
         MedusaDrafts.name: runner.has_medusa_heads and not has_states,
         MtpDrafts.name: runner.has_mtp and not is_assisted,
         ModelDrafts.name: drafter is not None or is_assisted,
     }
+    if mode in _LACKING and not there[mode]:
+        raise StartupError(
+            f"SPECULATION={mode}, but {name} has no {_LACKING[mode]}, or set SPECULATION=auto."
+        )
     return tuple(source for source, is_there in there.items() if is_there)
 
 
 def drafting_of(
-    served: ServedModel,
-    runner: ModelRunner,
-    settings: ModelSettings,
-    drafter: ModelDrafts | None,
+    served: ServedModel, runner: ModelRunner, settings: ModelSettings, drafter: ModelDrafts | None
 ) -> DraftScheduler | None:
     """Returns the drafting of a loaded model; None without sources."""
     sources: list[DraftSource] = []

@@ -19,7 +19,7 @@ from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.library import CACHE_TYPES, StepStates, StepTokens
 from inference_api.loading.config import ACTIVATIONS, ExpertGroups, ModelConfig
 from inference_api.loading.families.layer_plan import ALTUP, LAYER_INPUTS, ROUTER
-from inference_api.loading.families.recurrence import MixerKind, RecurrentConfig
+from inference_api.loading.families.recurrence import RecurrentConfig
 from inference_api.loading.layout import EMBEDDING, HEAD
 from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
@@ -35,14 +35,17 @@ LAYER_NORMS = (
     *("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm"),
     *("experts_norm", "experts_output_norm", "shared_output_norm", "input_norm", "laurel_norm"),
 )
-HEAD_SIZES = ("head_dim", "value_dim", "rotary_dim")
+VECTORS = ("sinks", "output_scale", "expert_scales")
+# Fields of C structs that have the names and values of a config's.
+OF_MODEL = (
+    *("num_layers", "num_heads", "is_parallel", "is_qk_norm_whole", "is_qk_norm_last"),
+    *("has_value_norm", "has_output_gates", "norm_eps", "attention_scale"),
+    *("embedding_multiplier", "residual_multiplier", "logits_divisor"),
+)
+OF_MIXTURE = ("experts_per_token", "scale", "least_sum", "is_renormalised")
+OF_DELTA = ("heads", "key_heads", "is_tiled", "key_dim", "value_dim", "is_doubled")
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
-MIXERS: Mapping[MixerKind, int] = {  # 0: attention
-    "short_conv": 1,
-    "delta": 2,
-    "mamba2": 3,
-    "kimi_delta": 4,
-}
+MIXERS = ("attention", "short_conv", "delta", "mamba2", "kimi_delta")  # the same, of Mixer
 
 
 class KernelDecoder:
@@ -180,11 +183,11 @@ class KernelDecoder:
                 "final_norm": self._norm("final_norm"),
                 "head": self._linear(HEAD),
             }
-        return ends | {
+        return {
+            **ends,
+            **_alike(config, OF_MODEL),
             "layers": self._layers,
-            "num_layers": config.num_layers,
             "hidden": config.hidden_size,
-            "num_heads": config.num_heads,
             "pages": {
                 "base": data(cache.pages),
                 "page_bytes": cache.pages.strides[0],
@@ -204,16 +207,6 @@ class KernelDecoder:
             "norm": NORMS.index(config.norm),
             "activation": ACTIVATIONS.index(config.activation),
             "is_gated": config.is_mlp_gated,
-            "is_parallel": config.is_parallel,
-            "is_qk_norm_whole": config.is_qk_norm_whole,
-            "is_qk_norm_last": config.is_qk_norm_last,
-            "has_value_norm": config.has_value_norm,
-            "has_output_gates": config.has_output_gates,
-            "norm_eps": config.norm_eps,
-            "attention_scale": config.attention_scale,
-            "embedding_multiplier": config.embedding_multiplier,
-            "residual_multiplier": config.residual_multiplier,
-            "logits_divisor": config.logits_divisor,
             "logits_softcap": config.logits_softcap or 0.0,
             "swiglu_limit": config.swiglu.limit if config.swiglu else 0.0,
             "swiglu_alpha": config.swiglu.alpha if config.swiglu else 0.0,
@@ -246,14 +239,8 @@ class KernelDecoder:
         if mixture is None:
             return {}
         groups = mixture.groups or ExpertGroups(1, 1, 1)
-        return {
-            "experts_per_token": mixture.experts_per_token,
-            **groups._asdict(),
-            "scale": mixture.scale,
-            "least_sum": mixture.least_sum,
-            "is_sigmoid": mixture.scoring == "sigmoid",
-            "is_renormalised": mixture.is_renormalised,
-        }
+        is_sigmoid = mixture.scoring == "sigmoid"
+        return _alike(mixture, OF_MIXTURE) | groups._asdict() | {"is_sigmoid": is_sigmoid}
 
     def _layer(self, index: int, cache: PagedCache, qk_norm: Floats | None) -> Fields:
         name = f"layers.{index}"
@@ -274,8 +261,7 @@ class KernelDecoder:
         if self._config.attends(index):
             group, place = self._places[index]
             shape = self._config.shape_of(index)
-            sizes = shape._asdict()
-            remembered |= {each: sizes[each] for each in HEAD_SIZES} | {
+            remembered |= _alike(shape, ("head_dim", "value_dim", "rotary_dim")) | {
                 "num_kv_heads": self._config.cache_shape(shape).num_heads,
                 "are_keys_values": not shape.has_values,
                 "is_kv_shared": shape.kv_source is not None,
@@ -283,23 +269,19 @@ class KernelDecoder:
                 "table_offset": group * cache.tables[0].size,
                 "window": self._config.windows[index] or 0,
             }
-        return (
-            {each: self._norm(f"{name}.{each}") for each in LAYER_NORMS}
-            | linears
-            | {
-                "qk_norm": self._pointer_or_null(qk_norm),
-                "q_a_norm": self._optional(f"{name}.q_a_norm.weight"),
-                "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
-                "sinks": self._optional(f"{name}.sinks"),
-                "output_scale": self._optional(f"{name}.output_scale"),
-                "gate_cutoff": self._gate_cutoff(index),
-                "altup": self._altup(f"{name}{ALTUP}"),
-                "expert_scales": self._optional(f"{name}.expert_scales"),
-                "router_norm": {"weight": self._router_norm(f"{name}.router_scale")},
-                "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
-            }
-            | remembered
-        )
+        return {
+            **{each: self._norm(f"{name}.{each}") for each in LAYER_NORMS},
+            **linears,
+            "qk_norm": self._pointer_or_null(qk_norm),
+            "q_a_norm": self._optional(f"{name}.q_a_norm.weight"),
+            "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
+            **{each: self._optional(f"{name}.{each}") for each in VECTORS},
+            "gate_cutoff": self._gate_cutoff(index),
+            "altup": self._altup(f"{name}{ALTUP}"),
+            "router_norm": {"weight": self._router_norm(f"{name}.router_scale")},
+            "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
+            **remembered,
+        }
 
     def _recurrent(self, config: RecurrentConfig, index: int) -> Fields:
         name = f"layers.{index}"
@@ -307,9 +289,8 @@ class KernelDecoder:
         number = self._config.recurrent_layers.index(index)
         tail_at = number * config.layer_floats
         fields: Fields = {
-            "kind": MIXERS[config.kind],
-            "conv_dim": config.conv_dim,
-            "conv_width": config.conv_width,
+            "kind": MIXERS.index(config.kind),
+            **_alike(config, ("conv_dim", "conv_width")),
             "tail_at": tail_at,
             "log_at": number * config.log_floats * self._num_guesses,
             "conv": self._pointer(conv.reshape(config.conv_dim, config.conv_width).T),
@@ -318,19 +299,16 @@ class KernelDecoder:
         if config.kind == "short_conv":
             return fields
         decays = self._tensors[f"{name}.decays"]
-        own = ("heads", "key_heads", "is_tiled", "key_dim", "value_dim", "is_doubled")
-        return (
-            fields
-            | {each: getattr(config, each) for each in own}
-            | {
-                "norm_eps": config.norm_eps or self._config.norm_eps,
-                "state_at": tail_at + config.tail_floats,
-                "decay": self._pointer(-np.exp(decays) if config.has_log_decays else decays),
-                "step_bias": self._pointer(self._tensors[f"{name}.step_bias"]),
-                "head_norm": self._optional(f"{name}.head_norm"),
-                "skip": self._optional(f"{name}.skip"),
-            }
-        )
+        return {
+            **fields,
+            **_alike(config, OF_DELTA),
+            "norm_eps": config.norm_eps or self._config.norm_eps,
+            "state_at": tail_at + config.tail_floats,
+            "decay": self._pointer(-np.exp(decays) if config.has_log_decays else decays),
+            "step_bias": self._pointer(self._tensors[f"{name}.step_bias"]),
+            "head_norm": self._optional(f"{name}.head_norm"),
+            "skip": self._optional(f"{name}.skip"),
+        }
 
     def _gate_cutoff(self, index: int) -> Any:
         cutoff = self._config.shape_of(index).gate_cutoff
@@ -350,10 +328,7 @@ class KernelDecoder:
         return self._pointer(scale * np.float32(self._config.hidden_size**-0.5))
 
     def _norm(self, name: str) -> Fields:
-        return {
-            "weight": self._optional(f"{name}.weight"),
-            "bias": self._optional(f"{name}.bias"),
-        }
+        return {"weight": self._optional(f"{name}.weight"), "bias": self._optional(f"{name}.bias")}
 
     def _linear(self, weight: str, bias: str = "") -> Fields:
         packed = self._packed[weight]
@@ -375,6 +350,10 @@ class KernelDecoder:
         """Returns the address of the array's numbers, and keeps the array alive."""
         self._floats.append(floats(np.ascontiguousarray(array)))
         return self._floats[-1]
+
+
+def _alike(config: object, names: Sequence[str]) -> Fields:
+    return {name: getattr(config, name) for name in names}
 
 
 def _flattened(rows: Sequence[RowStep]) -> StepTokens:

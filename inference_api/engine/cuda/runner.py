@@ -26,9 +26,10 @@ from inference_api.engine.cuda.part_decoder import PartDecoder
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.sampler import sample
 from inference_api.engine.cuda.torch_ops import TorchOps
-from inference_api.engine.local_runner import LocalRunner, make_kernels
+from inference_api.engine.local_runner import LocalRunner
 from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
+from inference_api.kernels.library import Kernels
 from inference_api.loading import hardware
 from inference_api.loading.config import PAGE_TOKENS, num_pages
 from inference_api.loading.memory import Footprint, memory_faults, weights_size
@@ -100,11 +101,9 @@ class CudaRunner(LocalRunner):
         config, dtype = self._config, self._dtype
         on_cpu = self._cpu_experts()
         self._cache = self._new_cache()
-        packing = (
-            None
-            if self.bits is None
-            else Packing(make_kernels(hardware.physical_cores()), self.bits)
-        )
+        packing = None
+        if self.bits is not None:
+            packing = Packing(Kernels(hardware.physical_cores()), self.bits)
         parameters = load_torch_parameters(self.files, config, self._device, dtype, packing)
         self.decoder = self._new_decoder(parameters, on_cpu)
         if self._is_part:  # its steps are timed before they are warmed up
@@ -127,7 +126,7 @@ class CudaRunner(LocalRunner):
         if faults := memory_faults(named, hardware.available_memory_bytes()):
             raise StartupError(faults)
         logger.info("the CPU has the experts of %d layers: %d bytes", len(parts), num_bytes)
-        packing = Packing(make_kernels(hardware.physical_cores()), bits)
+        packing = Packing(Kernels(hardware.physical_cores()), bits)
         where = (self._device, max(PROMPT_SIZES))
         return load_cpu_experts(self.files, parts, dtype, packing, *where)
 

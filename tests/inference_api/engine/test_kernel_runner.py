@@ -14,7 +14,9 @@ from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.devices import check_memory, make_runner, share_memory
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
-from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable
+from inference_api.kernels import library
+from inference_api.kernels.build import BuildFailed
+from inference_api.kernels.library import PORTABLE, Kernels
 from inference_api.kernels.packing import MAX_HEAD_DIM
 from inference_api.loading import hardware
 from inference_api.loading.checkpoint import load_config
@@ -225,12 +227,14 @@ def test_auto_is_cuda_where_torch_finds_a_device(
         assert make_runner(folder, options).device == ("cuda" if has_cuda else "cpu")
 
 
-def test_without_kernels_nothing_starts(folder: Path) -> None:
-    def unavailable(num_threads: int) -> Kernels:
-        raise KernelsUnavailable("there is no C++ compiler; install one")
+def test_without_kernels_nothing_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable() -> Path:
+        raise BuildFailed("there is no C++ compiler; install one")
 
+    monkeypatch.setattr(library, "_library", library._library.__wrapped__)
+    monkeypatch.setattr(library, "library_path", unavailable)
     with pytest.raises(StartupError) as caught:
-        KernelRunner(folder, EngineOptions(max_rows=1), unavailable)
+        KernelRunner(folder, EngineOptions(max_rows=1))
     assert caught.value.faults == ("there is no C++ compiler; install one",)
 
 

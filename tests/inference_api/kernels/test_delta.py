@@ -77,7 +77,7 @@ class Layer:
         shape = self.shape
         num_kept = end - begin if num_kept < 0 else num_kept
         description = {
-            "kind": MIXERS["kimi_delta" if shape.is_kimi else "delta"],
+            "kind": MIXERS.index("kimi_delta" if shape.is_kimi else "delta"),
             "heads": shape.heads,
             "key_heads": shape.key_heads,
             "key_dim": shape.key_dim,
