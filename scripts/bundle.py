@@ -10,13 +10,7 @@ from pathlib import Path
 
 import click
 
-from inference_api.bundle.check import (
-    ExpertMemory,
-    Utilization,
-    Validation,
-    check_bundle,
-    invalid_file,
-)
+from inference_api.bundle import check
 from inference_api.errors import StartupError
 from inference_api.settings import load_settings
 from inference_api.settings.bundle_file import Bundle, read_bundle
@@ -42,14 +36,14 @@ def validate(file: Path, as_json: bool) -> None:
     bundle = None
     try:
         bundle = read_bundle(file)
-        validation = check_bundle(bundle, settings)
+        validation = check.check_bundle(bundle, settings)
     except StartupError as error:
-        validation = invalid_file(error)
+        validation = check.invalid_file(error)
     click.echo(validation.model_dump_json() if as_json else "\n".join(shown(bundle, validation)))
     sys.exit(0 if validation.valid else INVALID)
 
 
-def shown(bundle: Bundle | None, validation: Validation) -> Iterator[str]:
+def shown(bundle: Bundle | None, validation: check.Validation) -> Iterator[str]:
     """Returns text for people: a table of members, the sums beside their limits, and the faults."""
     if bundle is not None and validation.utilization is not None:
         yield from _table(bundle, validation.utilization)
@@ -59,7 +53,7 @@ def shown(bundle: Bundle | None, validation: Validation) -> Iterator[str]:
     yield "valid" if validation.valid else "not valid"
 
 
-def _table(bundle: Bundle, used: Utilization) -> Iterator[str]:
+def _table(bundle: Bundle, used: check.Utilization) -> Iterator[str]:
     bytes_of = {each.name: each for each in used.experts}
     head = ("expert", "weights", "cache/row", "rows", "need", "")
     rows = [head, *(_row(bundle, index, bytes_of) for index in range(len(bundle.members)))]
@@ -75,17 +69,13 @@ def _table(bundle: Bundle, used: Utilization) -> Iterator[str]:
     yield ""
 
 
-def _row(bundle: Bundle, index: int, bytes_of: dict[str, ExpertMemory]) -> Sequence[str]:
+def _row(bundle: Bundle, index: int, bytes_of: dict[str, check.ExpertMemory]) -> Sequence[str]:
     member = bundle.members[index]
     taken = bytes_of.get(member.name)
     numbers: list[object] = ["?", "?", member.rows.min, "?"]
     if taken is not None:
-        numbers = [
-            taken.weights_bytes,
-            taken.cache_bytes_per_row,
-            member.rows.min,
-            taken.need_bytes,
-        ]
+        numbers[:2] = taken.weights_bytes, taken.cache_bytes_per_row
+        numbers[3] = taken.need_bytes
     notes = [
         member.quantisation,
         *["pinned"] * member.pinned,

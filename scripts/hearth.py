@@ -3,56 +3,53 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import click
 
 from common import __version__
 
-
-@dataclass(frozen=True, slots=True)
-class Extra:
-    """An extra of pyproject.toml, which counts as installed if `module` is found."""
-
-    name: str
-    module: str
-
-
-SERVE = Extra("serve", "cffi")
-BENCH = Extra("bench", "matplotlib")
-TRAIN = Extra("serve,train", "transformers")
-OPTIMIZER, WEIGHTS = (Extra(name, "scipy") for name in ("optimizer", "weights"))
+PROOFS = {  # modules that are found if an extra of pyproject.toml is installed
+    "bench": "matplotlib",
+    "optimizer": "scipy",
+    "serve": "cffi",
+    "serve,train": "transformers",
+    "weights": "scipy",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     module: str  # the module that has its `main`
     summary: str
-    extra: Extra | None = None
+    extra: str | None = None
 
 
 COMMANDS = {
-    "serve": Command("scripts.serve", "Serve the API and the proxy on this machine.", SERVE),
+    "serve": Command("scripts.serve", "Serve the API and the proxy on this machine.", "serve"),
     "init": Command("scripts.init", "Write .env with the secrets for docker compose."),
     "proxy": Command("proxy.proxy", "Serve the proxy alone."),
     "optimizer": Command(
         "optimizer.__main__",
         "Serve the optimizer alone; -F keeps a system between requests.",
-        OPTIMIZER,
+        "optimizer",
     ),
     "plan": Command(
-        "optimizer.plan", "Estimate how many accelerators a load needs, and their cost.", OPTIMIZER
+        "optimizer.plan",
+        "Estimate how many accelerators a load needs, and their cost.",
+        "optimizer",
     ),
-    "weights": Command("weights.__main__", "Serve the weights search alone.", WEIGHTS),
+    "weights": Command("weights.__main__", "Serve the weights search alone.", "weights"),
     "cluster": Command("cluster.__main__", "Start and stop replicas as the load requires."),
-    "bundle": Command("scripts.bundle", "Check a bundle of models before you serve it.", SERVE),
+    "bundle": Command("scripts.bundle", "Check a bundle of models before you serve it.", "serve"),
     "quantize": Command(
-        "scripts.quantize.cli", "Write a GGUF model in 5 bits a weight or fewer.", SERVE
+        "scripts.quantize.cli", "Write a GGUF model in 5 bits a weight or fewer.", "serve"
     ),
-    "medusa": Command("scripts.medusa.cli", "Train Medusa heads on a model's own answers.", TRAIN),
-    "bench": Command("benchmarking.commands.cli", "Measure any server with OpenAI's API.", BENCH),
+    "medusa": Command(
+        "scripts.medusa.cli", "Train Medusa heads on a model's own answers.", "serve,train"
+    ),
+    "bench": Command("benchmarking.commands.cli", "Measure any server with OpenAI's API.", "bench"),
     "agent": Command("scripts.agent", "Print what to type so that an agent uses the server."),
     "token": Command("scripts.jwt_util", "Make and read tokens for the proxy."),
 }
@@ -72,10 +69,10 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         extra = COMMANDS[name].extra
-        if extra is not None and find_spec(extra.module) is None:
+        if extra is not None and find_spec(PROOFS[extra]) is None:
             raise click.ClickException(
-                f"{extra.module} is not installed, and `hearth {name}` needs it: pip install "
-                f"'hearth[{extra.name}]', or in a clone: pip install --editable '.[{extra.name}]'"
+                f"{PROOFS[extra]} is not installed, and `hearth {name}` needs it: pip install "
+                f"'hearth[{extra}]', or in a clone: pip install --editable '.[{extra}]'"
             )
         command = import_module(COMMANDS[name].module).main
         return command if isinstance(command, click.Command) else _script(name, command)

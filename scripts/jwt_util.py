@@ -41,18 +41,14 @@ SECRET_BYTES = 32
 SECONDS_BY_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class UsageError(Exception):
-    """A user error. `str(error)` is shown."""
-
-
 def encode(claims_json: str, secret: str, algorithm: str, expires_in_s: int | None) -> str:
     """Returns the compact token for a JSON object of claims, in the same bytes as PyJWT's."""
     try:
         claims = json.loads(claims_json)
     except ValueError as error:
-        raise UsageError(f"the claims are not JSON: {error}") from None
+        raise ValueError(f"the claims are not JSON: {error}") from None
     if not isinstance(claims, dict):
-        raise UsageError("the claims must be a JSON object")
+        raise ValueError("the claims must be a JSON object")
     if expires_in_s is not None:
         claims["exp"] = int(time.time()) + expires_in_s
     return jwt.encode(claims, secret, algorithm=algorithm)
@@ -129,7 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """Returns the line to print. Raises UsageError or jwt.PyJWTError."""
+    """Returns the line to print. Raises ValueError or jwt.PyJWTError."""
     if arguments.command == "generate-secret":
         return secrets.token_hex(SECRET_BYTES)
     secret = getattr(arguments, "secret", None) or environ.get("JWT_SECRET") or kept_secret()
@@ -142,13 +138,13 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
 
 
 def kept_secret() -> str:
-    """Returns the secret of the server in this directory. Raises UsageError."""
+    """Returns the secret of the server in this directory. Raises ValueError."""
     try:
         secret = SECRET_PATH.read_text()
     except OSError:
         secret = ""
     if not secret:
-        raise UsageError(
+        raise ValueError(
             "there is no secret; pass --secret, set JWT_SECRET, or run this in the directory in "
             f"which `make serve` wrote {SECRET_PATH}"
         )
@@ -161,8 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         print(run(arguments, os.environ))  # noqa: TID251
-    except (UsageError, jwt.PyJWTError, TypeError, ValueError, RecursionError) as error:
-        # ValueError: a secret that is no UTF-8; RecursionError: claims nested thousands deep.
+    except (jwt.PyJWTError, TypeError, ValueError, RecursionError) as error:
+        # ValueError: also a secret that is no UTF-8; RecursionError: claims nested thousands deep.
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from scripts.hearth import COMMANDS
+from scripts.hearth import COMMANDS, PROOFS
 
 TOP = Path(__file__).parents[1]
 PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text())
@@ -134,9 +134,10 @@ def test_a_package_has_one_version() -> None:
 
 
 def test_commands_know_the_extra_that_they_need() -> None:
-    for extra in {command.extra for command in COMMANDS.values() if command.extra is not None}:
-        files = {file for name in extra.name.split(",") for file in EXTRAS[name]}
-        assert extra.module in {each.name for file in files for each in listed(file)}
+    assert {each.extra for each in COMMANDS.values()} == {None, *PROOFS}
+    for extra, module in PROOFS.items():
+        files = {file for name in extra.split(",") for file in EXTRAS[name]}
+        assert module in {each.name for file in files for each in listed(file)}
 
 
 def made(target: str, **variables: str) -> str:

@@ -19,7 +19,7 @@ from common.files import whole_file
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, ModelRunner, RowResult, RowStep, place_own_pages
 
-from .base import Base
+from .base import load_runner
 
 PREFILL_CHUNK_TOKENS = 256
 ANSWERS_PER_SHARD = 64
@@ -245,7 +245,7 @@ def collect(how: Collecting, jobs: Sequence[Job], folder: Path) -> Shards:
 
 def _collect_part(part: int, how: Collecting, jobs: Sequence[Job], folder: Path) -> None:
     num_threads = None if how.num_processes == 1 else 1
-    runner = Base.load(how.model, how.device, how.max_tokens, num_threads).runner
+    runner = load_runner(how.model, how.device, how.max_tokens, num_threads)
     own = jobs[part :: how.num_processes]
     answers = Shards(folder).save(answers_to(own, runner, how.max_tokens, how.stop_ids))
     with tqdm(total=len(own), unit="answer", desc=folder.name, position=part) as bar:

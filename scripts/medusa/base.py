@@ -1,8 +1,6 @@
 """The model that heads are trained for. It answers, and its output matrix initialises them."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -16,37 +14,26 @@ from inference_api.loading.files import weight_files
 from inference_api.loading.layout import HEAD, linear_weights
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.stream import read_weights
-from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
 
 MAX_PROMPT_TOKENS = 512
 USER_ROWS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """A model, loaded to answer many prompts at once."""
-
-    path: Path
-    runner: LocalRunner
-    tokenizer: HuggingFaceTokenizer
-
-    @classmethod
-    def load(cls, model: str, device: str, max_tokens: int, num_threads: int | None = None) -> Self:
-        """Load the model for answers of `max_tokens`. On the CPU the int8 kernels run it, which are
-        fastest, by default with as many threads as when it is served. Raises StartupError when the
-        model cannot be served."""
-        path = locate(model)
-        max_seq_len = most_prompt_tokens(model, max_tokens) + max_tokens
-        options = EngineOptions(
-            device=device,
-            max_rows=USER_ROWS,
-            max_seq_len=max_seq_len,
-            quantization=quantization_on(device),
-        )
-        runner = make_runner(path, options, lambda most: Kernels(num_threads or most))
-        tokenizer = load_tokenizer(path, runner.eos_token_ids)
-        runner.load()
-        return cls(path, runner, tokenizer)
+def load_runner(
+    model: str, device: str, max_tokens: int, num_threads: int | None = None
+) -> LocalRunner:
+    """Load the model to answer many prompts at once, with `max_tokens` each. On the CPU the int8
+    kernels run it, which are fastest, by default with as many threads as when it is served. Raises
+    StartupError when the model cannot be served."""
+    options = EngineOptions(
+        device=device,
+        max_rows=USER_ROWS,
+        max_seq_len=most_prompt_tokens(model, max_tokens) + max_tokens,
+        quantization=quantization_on(device),
+    )
+    runner = make_runner(locate(model), options, lambda most: Kernels(num_threads or most))
+    runner.load()
+    return runner
 
 
 def quantization_on(device: str) -> str:

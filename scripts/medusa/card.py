@@ -6,8 +6,8 @@ from string import Template
 
 from benchmarking.machine import describe_machine
 from common.files import write_whole
+from inference_api.loading.drafting import WEIGHTS
 
-from .export import WEIGHTS
 from .heads import Heads
 from .jobs import SAMPLED_TEMPERATURE
 from .judging import TOP, Judgement
@@ -25,9 +25,23 @@ def write_card(
     figures: TrainingFigures,
     judgement: Judgement,
 ) -> None:
+    num_tokens, hidden_size = heads.outputs.shape[1:]
+    own = "full: each with an output matrix of its own"
+    shared = "shared: they speak through the model's own output matrix"
     slots: dict[str, object] = {
-        **_shape_slots(folder, heads),
-        **_training_slots(plan, figures, heads),
+        "num_heads": heads.num_heads,
+        "variant": own if heads.is_full else shared,
+        "hidden_size": hidden_size,
+        "named": f"{num_tokens:,}",
+        "size_mb": f"{(folder / WEIGHTS).stat().st_size / 1e6:.1f}",
+        "steps": f"{figures.steps:,}",
+        "positions_per_step": plan.positions_per_step,
+        "seen": f"{figures.positions:,}",
+        "minutes": f"{figures.seconds / 60:.0f}",
+        "machine": describe_machine("torch"),
+        "block_lr": plan.block_lr,
+        "output_lr": f" ({plan.output_lr} for output matrices)" if heads.is_full else "",
+        "decay": LATER_HEAD_WEIGHT,
         **provenance,
         "temperature": SAMPLED_TEMPERATURE,
         "held_out_answers": f"{judgement.answers:,}",
@@ -39,34 +53,6 @@ def write_card(
     }
     template = Template(TEMPLATE.read_text(encoding="utf-8"))
     write_whole(folder / "README.md", template.substitute(slots))
-
-
-def _shape_slots(folder: Path, heads: Heads) -> dict[str, object]:
-    num_tokens, hidden_size = heads.outputs.shape[1:]
-    own = "full: each with an output matrix of its own"
-    shared = "shared: they speak through the model's own output matrix"
-    return {
-        "num_heads": heads.num_heads,
-        "variant": own if heads.is_full else shared,
-        "hidden_size": hidden_size,
-        "named": f"{num_tokens:,}",
-        "size_mb": f"{(folder / WEIGHTS).stat().st_size / 1e6:.1f}",
-    }
-
-
-def _training_slots(
-    plan: TrainingPlan, figures: TrainingFigures, heads: Heads
-) -> dict[str, object]:
-    return {
-        "steps": f"{figures.steps:,}",
-        "positions_per_step": plan.positions_per_step,
-        "seen": f"{figures.positions:,}",
-        "minutes": f"{figures.seconds / 60:.0f}",
-        "machine": describe_machine("torch"),
-        "block_lr": plan.block_lr,
-        "output_lr": f" ({plan.output_lr} for output matrices)" if heads.is_full else "",
-        "decay": LATER_HEAD_WEIGHT,
-    }
 
 
 def _accuracy_table(top: Sequence[Sequence[float]]) -> str:

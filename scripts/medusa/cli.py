@@ -9,7 +9,6 @@ from pathlib import Path
 
 from inference_api.errors import HearthError, StartupError
 
-from .judging import Meaningless
 from .making import Options, make_heads
 
 logger = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         make_heads(options, f"hearth medusa {shlex.join(given)}")
-    except (HearthError, StartupError, Meaningless, ValueError, OSError) as error:
+    except (HearthError, StartupError, ValueError, OSError) as error:
         logger.error("%s", error)
         return 1
     return 0

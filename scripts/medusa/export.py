@@ -9,12 +9,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.files import whole_file, write_whole
+from inference_api.loading.drafting import CONFIG, WEIGHTS
+from inference_api.loading.heads import DRAFT_TOKEN_IDS, TreePath
 
 from .heads import Heads
-from .tree import TreePath
-
-WEIGHTS = "medusa_lm_head.safetensors"
-TOKEN_IDS = "draft_token_ids"
 
 
 def export(
@@ -34,7 +32,7 @@ def export(
         "medusa_choices": [list(path) for path in paths],
         "tokenizer_sha256": tokenizer_sha256,
     }
-    write_whole(folder / "config.json", json.dumps(config) + "\n")
+    write_whole(folder / CONFIG, json.dumps(config) + "\n")
     with whole_file(folder / WEIGHTS) as draft:
         save_file(_tensors(heads, token_ids), draft, metadata={"format": "pt"})
 
@@ -44,7 +42,7 @@ def read_into(heads: Heads, folder: Path) -> None:
     stored = load_file(folder / WEIGHTS)
     tensors = _parameters(heads)
     if {name: tensor.shape for name, tensor in tensors.items()} != {
-        name: tensor.shape for name, tensor in stored.items() if name != TOKEN_IDS
+        name: tensor.shape for name, tensor in stored.items() if name != DRAFT_TOKEN_IDS
     }:
         raise ValueError(f"{folder} has heads of another number, variant or size; leave it out.")
     with torch.no_grad():
@@ -57,7 +55,7 @@ def _tensors(heads: Heads, token_ids: Tensor | None) -> dict[str, Tensor]:
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in _parameters(heads).items()
     }
-    return stored if token_ids is None else stored | {TOKEN_IDS: token_ids.int()}
+    return stored if token_ids is None else stored | {DRAFT_TOKEN_IDS: token_ids.int()}
 
 
 def _parameters(heads: Heads) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """The heads: they map a hidden state to logits of the tokens they can name."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -10,14 +9,7 @@ from torch import Tensor, nn
 GUESSING_AT_ONCE = 1024  # positions
 
 Variant = Literal["shared", "full"]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """`shared` heads use the model's output matrix; `full` heads have one each."""
-
-    num_heads: int
-    variant: Variant
+"""`shared` heads use the model's output matrix; `full` heads have one each."""
 
 
 class Heads(nn.Module):
@@ -27,14 +19,14 @@ class Heads(nn.Module):
     arXiv 2401.10774, section 2.1). The block begins as the identity and W as the model's own.
     """
 
-    def __init__(self, shape: Shape, output: Tensor) -> None:
+    def __init__(self, output: Tensor, num_heads: int, variant: Variant) -> None:
         """`output` [tokens, hidden]: the model's output matrix for nameable tokens."""
         super().__init__()
         hidden_size = output.shape[1]
-        self.weight = nn.Parameter(torch.zeros(shape.num_heads, hidden_size, hidden_size))
-        self.bias = nn.Parameter(torch.zeros(shape.num_heads, hidden_size))
-        self.is_full = shape.variant == "full"
-        outputs = [output] * (shape.num_heads if self.is_full else 1)
+        self.weight = nn.Parameter(torch.zeros(num_heads, hidden_size, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(num_heads, hidden_size))
+        self.is_full = variant == "full"
+        outputs = [output] * (num_heads if self.is_full else 1)
         self.outputs = nn.Parameter(torch.stack(outputs), requires_grad=self.is_full)
 
     @property

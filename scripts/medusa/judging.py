@@ -8,25 +8,15 @@ from statistics import mean
 import torch
 from torch import Tensor
 
+from inference_api.loading.heads import TreePath
+
+from . import tree
 from .answers import IGNORED, Positions, TrainingAnswer
 from .heads import Heads
-from .tree import (
-    MAX_RANKS,
-    NOT_GUESSED,
-    TreePath,
-    chain,
-    most_frequent_paths,
-    ranks,
-    tokens_per_step,
-)
 
 TOP = (1, 2, 4, 8)
 TREE_NODES = (4, 8, 16, 32, 64)  # with the root
 LEAST_MARGIN = 0.05
-
-
-class Meaningless(Exception):
-    """These heads would save no time; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +34,13 @@ class Judgement:
 
 def answer_ranks(heads: Heads, token_ids: Tensor, positions: Positions) -> list[Tensor]:
     """Returns the ranks of the tokens that came, of each answer [positions, heads]."""
-    guesses = heads.guesses(positions.hidden, min(MAX_RANKS, len(token_ids)))
-    found = ranks(token_ids[guesses], positions.continuations(heads.num_heads))
+    guesses = heads.guesses(positions.hidden, min(tree.MAX_RANKS, len(token_ids)))
+    found = tree.ranks(token_ids[guesses], positions.continuations(heads.num_heads))
     return list(found.split(positions.lengths.tolist()))
 
 
 def tree_of(calibration: Sequence[Tensor]) -> list[TreePath]:
-    return most_frequent_paths(torch.cat(list(calibration)).tolist())
+    return tree.most_frequent_paths(torch.cat(list(calibration)).tolist())
 
 
 def judged(
@@ -64,12 +54,13 @@ def judged(
         top=[[_share(all_ranks[:, k], labels[:, k], top) for top in TOP] for k in range(num_heads)],
         trivial=trivial_accuracy(positions),
         tokens_by_nodes={
-            nodes: tokens_per_step(paths[: nodes - 1], answers)
+            nodes: tree.tokens_per_step(paths[: nodes - 1], answers)
             for nodes in TREE_NODES
             if nodes - 1 <= len(paths)
         },
         tokens_by_chain={
-            depth: tokens_per_step(chain(depth), answers) for depth in range(1, num_heads + 1)
+            depth: tree.tokens_per_step(tree.chain(depth), answers)
+            for depth in range(1, num_heads + 1)
         },
         answers=len(answers),
         positions=len(positions),
@@ -79,7 +70,7 @@ def judged(
 def _share(found: Tensor, labels: Tensor, top: int) -> float:
     """Returns how often a label is among the first `top` guesses."""
     found = found[labels != IGNORED]
-    return float(((found != NOT_GUESSED) & (found < top)).float().mean())
+    return float(((found != tree.NOT_GUESSED) & (found < top)).float().mean())
 
 
 def trivial_accuracy(positions: Positions) -> float:
@@ -93,7 +84,7 @@ def trivial_accuracy(positions: Positions) -> float:
 
 
 def require_preferences(answers: Sequence[TrainingAnswer], vocab_size: int) -> None:
-    """Raises Meaningless for a model that hardly prefers any token to another.
+    """Raises ValueError for a model that hardly prefers any token to another.
 
     That is so with random weights: the likeliest of n tokens has not much more than 1 / n, and -log
     of it is near log n. A trained model is far from it; half of log n is between the two.
@@ -101,7 +92,7 @@ def require_preferences(answers: Sequence[TrainingAnswer], vocab_size: int) -> N
     found = -mean(logprob for answer in answers for logprob in answer.likeliest_logprobs)
     most = math.log(vocab_size)
     if found > most / 2:
-        raise Meaningless(
+        raise ValueError(
             f"The likeliest token has a log probability of -{found:.1f} on average, and of "
             f"-{most:.1f} where all are equally likely: this model prefers nothing, as random "
             "weights do, and heads for it would be meaningless; train the model first."
@@ -109,10 +100,10 @@ def require_preferences(answers: Sequence[TrainingAnswer], vocab_size: int) -> N
 
 
 def require_skill(judgement: Judgement) -> None:
-    """Raises Meaningless for heads that are no better than a guess without them."""
+    """Raises ValueError for heads that are no better than a guess without them."""
     found, needed = judgement.top[0][0], judgement.trivial + LEAST_MARGIN
     if found < needed:
-        raise Meaningless(
+        raise ValueError(
             f"Head 0 is right at {found:.1%} of held-out positions, and a guess that is always the "
             f"same token or the last one at {judgement.trivial:.1%}; {LEAST_MARGIN:.0%} more than "
             "that is the least that is written; train longer, or on more answers."

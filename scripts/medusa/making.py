@@ -14,32 +14,22 @@ import torch
 from torch import Tensor
 
 from inference_api.loading.checkpoint import load_config, locate
+from inference_api.loading.drafting import FOLDER
 from inference_api.loading.heads import tokenizer_sha256
 from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
 
+from . import prompts
 from .answers import IGNORED, Collecting, Job, Positions, Shards, answers_to, collect
-from .base import Base, most_prompt_tokens, output_matrix, quantization_on
+from .base import load_runner, most_prompt_tokens, output_matrix, quantization_on
 from .card import write_card
 from .export import export, read_into
-from .heads import Heads, Shape, Variant
+from .heads import Heads, Variant
 from .jobs import Jobs
 from .judging import answer_ranks, judged, require_preferences, require_skill, tree_of
-from .prompts import (
-    QUESTION_TOKENS,
-    Prompt,
-    chat,
-    distinct,
-    interleaved,
-    ordinary_messages,
-    own_questions,
-    read_prompts,
-    turn_of_user,
-)
 from .training import Examples, Trainer, TrainingFigures, TrainingPlan
 
 logger = logging.getLogger(__name__)
 
-HEADS_FOLDER = "medusa"  # in the folder of a model
 PROBES, PROBE_TOKENS, PROBE_TEMPERATURE = 32, 16, 1.0
 QUESTION_TEMPERATURE = 1.0
 QUESTIONS_PER_ANSWER = 0.2  # requested from the model; the filter keeps most of them
@@ -79,18 +69,18 @@ class Splits:
 
 
 def make_heads(options: Options, command: str) -> None:
-    """Raises Meaningless for a model or heads that are not worth it, StartupError for a model that
-    cannot be served and ValueError for prompts that cannot be used."""
+    """Raises StartupError for a model that cannot be served, and ValueError for one or heads that
+    are not worth it, or prompts that cannot be used."""
     path = locate(options.model)
     if options.output is None and not path.is_dir():
         raise ValueError(f"{path} is no folder that heads could be in; name one by --output.")
-    output = options.output or path / HEADS_FOLDER
+    output = options.output or path / FOLDER
     work = options.work or Path("var/medusa") / path.stem
     work.mkdir(parents=True, exist_ok=True)
     splits = _answered(options, path, work)
     matrix = output_matrix(path)
     token_ids = _draft_tokens(options, splits.training, len(matrix))
-    heads = Heads(Shape(options.heads, options.variant), matrix[token_ids])
+    heads = Heads(matrix[token_ids], options.heads, options.variant)
     if options.start_from is not None:
         read_into(heads, options.start_from)
     name = f"{options.variant}-{options.heads}-{len(token_ids)}"
@@ -140,22 +130,24 @@ def _jobs(options: Options, work: Path, tokenizer: HuggingFaceTokenizer, how: Co
     file = work / "jobs.json"
     if file.exists():
         return Jobs.load(file, origin)
-    held_out: list[Prompt] = []
+    held_out: list[prompts.Prompt] = []
     if options.held_out is not None:
-        held_out = list(distinct(_fitting(read_prompts(options.held_out, tokenizer), how)))
+        held_out = list(
+            prompts.distinct(_fitting(prompts.read_prompts(options.held_out, tokenizer), how))
+        )
     probe(how, tokenizer, options.seed)
-    prompts = _prompts(options, work, tokenizer, how)
-    jobs = Jobs.of(_fitting(prompts, how), options.answers, options.seed, held_out)
+    asked = _fitting(_prompts(options, work, tokenizer, how), how)
+    jobs = Jobs.of(asked, options.answers, options.seed, held_out)
     jobs.save(file, origin)
     return jobs
 
 
 def probe(how: Collecting, tokenizer: HuggingFaceTokenizer, seed: int) -> None:
-    """Raises Meaningless if the model's words are random."""
-    runner = Base.load(how.model, how.device, PROBE_TOKENS).runner
-    messages = islice(ordinary_messages(seed), PROBES)
+    """Raises ValueError if the model's words are random."""
+    runner = load_runner(how.model, how.device, PROBE_TOKENS)
+    messages = islice(prompts.ordinary_messages(seed), PROBES)
     jobs = [
-        Job(number, tuple(chat(message, tokenizer)), PROBE_TEMPERATURE)
+        Job(number, tuple(prompts.chat(message, tokenizer)), PROBE_TEMPERATURE)
         for number, message in enumerate(messages)
     ]
     answers = list(answers_to(jobs, runner, PROBE_TOKENS, how.stop_ids))
@@ -164,27 +156,27 @@ def probe(how: Collecting, tokenizer: HuggingFaceTokenizer, seed: int) -> None:
 
 def _prompts(
     options: Options, work: Path, tokenizer: HuggingFaceTokenizer, how: Collecting
-) -> Iterator[Prompt]:
+) -> Iterator[prompts.Prompt]:
     if options.prompts is not None:
-        yield from read_prompts(options.prompts, tokenizer)
+        yield from prompts.read_prompts(options.prompts, tokenizer)
         return
     questions: list[str] = []
-    if (turn := turn_of_user(tokenizer)) is not None:
+    if (turn := prompts.turn_of_user(tokenizer)) is not None:
         before, end = turn
         count = round(options.answers * QUESTIONS_PER_ANSWER)
         asked = [Job(number, before, QUESTION_TEMPERATURE) for number in range(count)]
         stop_ids = {*how.stop_ids, end}
-        how = replace(how, max_tokens=QUESTION_TOKENS.stop, stop_ids=stop_ids)
+        how = replace(how, max_tokens=prompts.QUESTION_TOKENS.stop, stop_ids=stop_ids)
         drawn = collect(how, asked, work / "questions").drawn(asked)
-        questions = list(own_questions(drawn, end, tokenizer))
+        questions = list(prompts.own_questions(drawn, end, tokenizer))
         logger.info("%d of %d own questions are whole", len(questions), count)
-    for message in interleaved(questions, ordinary_messages(options.seed)):
-        yield tuple(chat(message, tokenizer))
+    for message in prompts.interleaved(questions, prompts.ordinary_messages(options.seed)):
+        yield tuple(prompts.chat(message, tokenizer))
 
 
-def _fitting(prompts: Iterator[Prompt], how: Collecting) -> Iterator[Prompt]:
+def _fitting(every: Iterator[prompts.Prompt], how: Collecting) -> Iterator[prompts.Prompt]:
     longest = most_prompt_tokens(how.model, how.max_tokens)
-    return (prompt for prompt in prompts if 0 < len(prompt) <= longest)
+    return (prompt for prompt in every if 0 < len(prompt) <= longest)
 
 
 def _draft_tokens(options: Options, training: Positions, vocab_size: int) -> Tensor:

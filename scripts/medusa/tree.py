@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-TreePath = tuple[int, ...]
+from inference_api.loading.heads import TreePath
 
 MAX_PATHS = 63  # with the root 64 tokens
 MAX_RANKS = 10

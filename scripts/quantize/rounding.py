@@ -6,7 +6,6 @@ changes of the outputs is taken off by the inputs that are still to be rounded, 
 along with it in the activations.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -46,20 +45,15 @@ class Feedback(NamedTuple):
 
 def rounded(form: Form, weights: Floats, feedback: Feedback | None = None) -> Bytes:
     """Bytes [rows, …] of `weights` [rows, inputs], finite ones."""
+    inputs_at_a_time = weights.shape[1] if feedback is None else form.block_inputs
+    count = max(1, WEIGHTS_AT_A_TIME // inputs_at_a_time)
+    parts = (weights[first : first + count] for first in range(0, len(weights), count))
     return np.concatenate(
         [
             _nearest(form, rows) if feedback is None else _fed_back(form, rows, feedback)
-            for rows in _some_rows(
-                weights, weights.shape[1] if feedback is None else form.block_inputs
-            )
+            for rows in parts
         ]
     )
-
-
-def _some_rows(weights: Floats, inputs_at_a_time: int) -> Iterator[Floats]:
-    count = max(1, WEIGHTS_AT_A_TIME // inputs_at_a_time)
-    for first in range(0, len(weights), count):
-        yield weights[first : first + count]
 
 
 def _nearest(form: Form, weights: Floats) -> Bytes:
