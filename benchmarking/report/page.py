@@ -4,13 +4,12 @@ The verdict comes first. Sections without data are left out; the last line says 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
-from matplotlib.figure import Figure
 
-from benchmarking.analysis.compare import RowChange, compare
+from benchmarking.analysis.compare import compare
 from benchmarking.analysis.curve import LoadPoint, Spread, load_points
 from benchmarking.analysis.fit import Fit
 from benchmarking.analysis.fit_points import batch_limit
@@ -24,46 +23,55 @@ from benchmarking.report.svg import to_svg
 
 TEMPLATE = Path(__file__).with_name("report.html")
 
-Table = list[tuple[str, ...]]
+Table = Sequence[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    id: str
-    title: str
-    note: str
-    absence: str = ""  # why it is empty, if it is
+class Content:
+    """What a section shows. Its title and the words around it are the template's."""
+
     facts: Sequence[tuple[str, str]] = ()
-    table: Table = field(default_factory=list)
+    table: Table = ()
     svg: str = ""
 
-    @property
-    def has_data(self) -> bool:
+    def __bool__(self) -> bool:
         return bool(self.facts or self.table or self.svg)
 
 
 def report_html(run: Run, slo: Slo, fit: Fit | None = None, before: Run | None = None) -> str:
     """Returns the page. `before`: an earlier run to compare with."""
     points = load_points(run)
-    changes = compare(before, run) if before else []
-    sections = [
-        _about(run, slo),
-        _rows(points, slo),
-        *_curves(points, slo),
-        _experts(run, slo),
-        *_requests(run, points),
-        *_findings(run, fit, changes),
-        _client(run),
-    ]
-    shown = [section for section in sections if section.has_data]
-    missing = [section for section in sections if not section.has_data]
+    figures = {
+        "throughput-latency": curve_pictures.throughput_latency(points, slo),
+        "bands": curve_pictures.percentile_bands(points),
+        "goodput": curve_pictures.goodput_over_load(points, slo),
+        "cdf": curve_pictures.latency_cdf(points),
+        "gantt": request_pictures.gantt(knee(points), batch_limit(run)),
+        "time-series": request_pictures.time_series(run),
+        "batches": request_pictures.batch_bars(run.records),
+        "comparison": finding_pictures.comparison(compare(before, run) if before else []),
+        "switching": finding_pictures.switching_times(switching_matrix(run)),
+        "acceptance": finding_pictures.acceptance(run),
+        "fit": finding_pictures.fit_residuals(fit) if fit else None,
+    }
+    contents = {
+        "about": _about(run, slo),
+        "rows": _rows(points, slo),
+        "experts": _experts(run, slo),
+        "client": _client(run),
+        **{name: Content(svg=to_svg(figure, name)) for name, figure in figures.items() if figure},
+    }
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(TEMPLATE.read_text()).render(
-        run=run, verdict=verdict(points, slo), sections=shown, missing=missing
+        run=run,
+        verdict=verdict(points, slo),
+        contents={name: content for name, content in contents.items() if content},
+        cdf_lines=curve_pictures.CDF_LINES,
+        gantt_requests=request_pictures.GANTT_REQUESTS,
     )
 
 
-def _about(run: Run, slo: Slo) -> Section:
+def _about(run: Run, slo: Slo) -> Content:
     environment = run.environment
     facts = [
         ("started", run.started_at.isoformat(timespec="seconds")),
@@ -75,13 +83,10 @@ def _about(run: Run, slo: Slo) -> Section:
         ("tokenizer", environment.tokenizer),
         ("service levels", str(slo)),
     ]
-    note = (
-        "Latencies count from the moment a request was due. Brackets and bars are 95 % intervals."
-    )
-    return Section("about", "What was measured", note, facts=facts)
+    return Content(facts)
 
 
-def _rows(points: Sequence[LoadPoint], slo: Slo) -> Section:
+def _rows(points: Sequence[LoadPoint], slo: Slo) -> Content:
     head = (
         "load",
         "requests",
@@ -110,53 +115,18 @@ def _rows(points: Sequence[LoadPoint], slo: Slo) -> Section:
         )
         for label, point in labelled
     ]
-    note = "Rates hold while the load was held, without warm-up and drain."
     facts = [(label, remark) for label, point in labelled for remark in remarks(point.all_records)]
     facts += [
         (f"unusable: {label}", point.burst_fault) for label, point in labelled if point.burst_fault
     ]
-    absence = "no request was recorded."
-    return Section("rows", "Rows", note, absence, facts=facts, table=_table(head, body))
+    return Content(facts, _table(head, body))
 
 
 def _spread_cells(spread: Spread | None, absence: str = "") -> tuple[str, str]:
     return (str(spread.mean), f"{spread.percentile(99):.4g}") if spread else (absence, absence)
 
 
-def _curves(points: Sequence[LoadPoint], slo: Slo) -> list[Section]:
-    return [
-        _picture(
-            "throughput-latency",
-            "Throughput and latency",
-            "The ring is the knee: the greatest throughput over latency. Dashed: service level.",
-            "no request was answered.",
-            curve_pictures.throughput_latency(points, slo),
-        ),
-        _picture(
-            "bands",
-            "Percentile bands",
-            "Of the shape measured at most loads.",
-            "it takes two loads of one shape.",
-            curve_pictures.percentile_bands(points),
-        ),
-        _picture(
-            "goodput",
-            "Goodput",
-            "Requests within their service levels. The dotted line is a server that keeps up.",
-            "no row offered requests at a rate.",
-            curve_pictures.goodput_over_load(points, slo),
-        ),
-        _picture(
-            "cdf",
-            "Latency distributions",
-            f"Requests answered within a time, in up to {curve_pictures.CDF_LINES} rows.",
-            "no request was answered.",
-            curve_pictures.latency_cdf(points),
-        ),
-    ]
-
-
-def _experts(run: Run, slo: Slo) -> Section:
+def _experts(run: Run, slo: Slo) -> Content:
     ran = [number for number in range(len(run.rows)) if run.records_of(number)]
     measured = [record for number in ran for record in run.records_of(number)]
     began_s = min((run.rows[number].start_s for number in ran), default=0.0)
@@ -167,76 +137,10 @@ def _experts(run: Run, slo: Slo) -> Section:
         (model, f"{good.requests_per_s:.3f}", f"{good.attainment:.1%}")
         for model, good in found.items()
     ]
-    note = "Of each expert over the whole run, under the traffic of all."
-    return Section(
-        "experts", "Goodput per expert", note, "no request was recorded.", table=_table(head, body)
-    )
+    return Content(table=_table(head, body))
 
 
-def _requests(run: Run, points: Sequence[LoadPoint]) -> list[Section]:
-    return [
-        _picture(
-            "gantt",
-            "Requests in time",
-            f"The first {request_pictures.GANTT_REQUESTS} requests at the knee. The queue is the "
-            "server's word (usage.queue_time), or inferred: first come, first served, over the "
-            "places the server was seen to have.",
-            "no request was answered.",
-            request_pictures.gantt(knee(points), batch_limit(run)),
-        ),
-        _picture(
-            "time-series",
-            "The run in time",
-            "Vertical lines are the beginnings of rows. Warm-up is included.",
-            "no request was answered.",
-            request_pictures.time_series(run),
-        ),
-        _picture(
-            "batches",
-            "By batch size",
-            "Medians with p5 to p95 by the batch size the server reports; here all times count "
-            "from sending.",
-            "the server reports no batch size.",
-            request_pictures.batch_bars(run.records),
-        ),
-    ]
-
-
-def _findings(run: Run, fit: Fit | None, changes: Sequence[RowChange]) -> list[Section]:
-    return [
-        _picture(
-            "comparison",
-            "Comparison",
-            "Change against the earlier run; green is better, orange worse, grey not shown.",
-            "no earlier run was given, or it has no load in common with this one.",
-            finding_pictures.comparison(changes),
-        ),
-        _picture(
-            "switching",
-            "Switching times",
-            "Mean extra wait when a request for another model comes; the first visits are warm-up.",
-            "the rows never came back to a model.",
-            finding_pictures.switching_times(switching_matrix(run)),
-        ),
-        _picture(
-            "acceptance",
-            "Acceptance rate",
-            "Draft tokens accepted of those proposed, and tokens that a step brought; boxes are "
-            "quartiles, whiskers p5 to p95.",
-            "the server reports none: it serves without a draft.",
-            finding_pictures.acceptance(run),
-        ),
-        _picture(
-            "fit",
-            "Fitted speeds",
-            "ITL = α + β n and prefill = γ + δ k n, with what they leave unexplained.",
-            "nothing was fitted; see the fit command.",
-            finding_pictures.fit_residuals(fit) if fit else None,
-        ),
-    ]
-
-
-def _client(run: Run) -> Section:
+def _client(run: Run) -> Content:
     head = (
         "row",
         "CPU of a core",
@@ -256,12 +160,7 @@ def _client(run: Run) -> Section:
         )
         for row in run.rows
     ]
-    note = (
-        "What the client's own process took: it must not be what limits the load. And what the "
-        "host of a virtual machine took from all on it, in parts of a core: rows that differ in "
-        "it cannot be compared."
-    )
-    return Section("client", "The client itself", note, "no row was run.", table=_table(head, body))
+    return Content(table=_table(head, body))
 
 
 def _stolen(row: RowRecord) -> str:
@@ -269,10 +168,5 @@ def _stolen(row: RowRecord) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def _picture(id_: str, title: str, note: str, absence: str, figure: Figure | None) -> Section:
-    svg = to_svg(figure, id_) if figure is not None else ""
-    return Section(id_, title, note, absence, svg=svg)
-
-
-def _table(head: tuple[str, ...], body: Sequence[tuple[str, ...]]) -> Table:
+def _table(head: tuple[str, ...], body: Table) -> Table:
     return [head, *body] if body else []
