@@ -1,6 +1,5 @@
 """`python -m cluster FILE`: the controller of the cluster described in the file."""
 
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from cluster.controller.optimizer import OptimizerClient
 from cluster.controller.pages import PageReader
 from cluster.errors import ConfigFaulty
 from cluster.system import SystemDocument
-from common.launcher import Launcher, threaded
+from common.launcher import serve, threaded
 
 THREADS = 8  # threads that handle requests
 MAX_BODY_BYTES = 1024 * 1024
@@ -88,12 +87,11 @@ def main(file: Path, dry_run: bool) -> None:
         sys.exit(f"The cluster of {file} cannot start:\n{error}")
     if dry_run:
         config = config.model_copy(update={"dry_run": True})
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     service = Service(config, system)
     options = threaded(config.host, config.port, ("host", "port"), THREADS, MAX_BODY_BYTES) | {
         "worker_exit": service.end
     }
-    Launcher(options, service.create_app).run()
+    serve(options, service.create_app)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from gunicorn.app.base import BaseApplication
 from common.connections.hosts import host_and_port
 from common.connections.ports import port_faults
 from common.connections.worker import ConnectionLimits, allowed_connections, polling_worker
+from common.startup import ServiceSettings
 
 MAX_CONNECTIONS = 1024
 MAX_HELD_REQUESTS = 8  # requests of full size, because bodies may be large
@@ -55,14 +56,13 @@ class Launcher(BaseApplication):
         return self._create_app()
 
 
-def serve_threaded(
-    host: str,
-    port: int,
-    names: tuple[str, str],
-    threads: int,
-    max_body_bytes: int,
-    create_app: Callable[[], Any],
-) -> None:
+def service_options(settings: ServiceSettings, prefix: str) -> dict[str, Any]:
+    """Returns gunicorn's settings for a service. `prefix` is that of its variables."""
+    names = f"{prefix}_HOST", f"{prefix}_PORT"
+    return threaded(settings.host, settings.port, names, settings.threads, settings.max_body_bytes)
+
+
+def serve(options: Mapping[str, Any], create_app: Callable[[], Any]) -> None:
     """Serve until a signal ends it, with log lines on standard error."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    Launcher(threaded(host, port, names, threads, max_body_bytes), create_app).run()
+    Launcher(options, create_app).run()

@@ -39,6 +39,15 @@ class EnvironmentSettings(BaseSettings):
         return value
 
 
+class ServiceSettings(EnvironmentSettings):
+    """What a small service needs to serve alone (common.launcher)."""
+
+    host: str
+    port: int
+    threads: int
+    max_body_bytes: int
+
+
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
 

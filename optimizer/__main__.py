@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from common.launcher import serve_threaded
+from common.launcher import serve, service_options
 from optimizer.app import create_app
 from optimizer.errors import StartupError
 from optimizer.settings import load_settings
@@ -22,14 +22,7 @@ def main(is_stateful: bool) -> None:
         settings = load_settings()
         if is_stateful:
             settings = settings.model_copy(update={"stateful": True})
-        serve_threaded(
-            settings.host,
-            settings.port,
-            ("INFERNO_HOST", "INFERNO_PORT"),
-            settings.threads,
-            settings.max_body_bytes,
-            lambda: create_app(settings),
-        )
+        serve(service_options(settings, "INFERNO"), lambda: create_app(settings))
     except StartupError as error:
         sys.exit(str(error))
 

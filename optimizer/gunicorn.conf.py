@@ -3,20 +3,11 @@
 
 import sys
 
-from common.launcher import threaded
+from common.launcher import service_options
 from optimizer.errors import StartupError
 from optimizer.settings import load_settings
 
 try:
-    _settings = load_settings()
+    globals().update(service_options(load_settings(), "INFERNO"))
 except StartupError as error:
     sys.exit(str(error))
-globals().update(
-    threaded(
-        _settings.host,
-        _settings.port,
-        ("INFERNO_HOST", "INFERNO_PORT"),
-        _settings.threads,
-        _settings.max_body_bytes,
-    )
-)

@@ -8,11 +8,11 @@ from pydantic_settings import SettingsConfigDict
 
 from common.origins import REDIS, Hosts
 from common.paths import UserPath
-from common.startup import EnvironmentSettings, read_settings
+from common.startup import ServiceSettings, read_settings
 from optimizer.errors import StartupError
 
 
-class Settings(EnvironmentSettings):
+class Settings(ServiceSettings):
     """The documented variables, some named as the reference's. A wrong one stops the start."""
 
     model_config = SettingsConfigDict(

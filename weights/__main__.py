@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from common.launcher import serve_threaded
+from common.launcher import serve, service_options
 from weights.app import create_app
 from weights.drivers import command
 from weights.errors import StartupError
@@ -17,21 +17,11 @@ from weights.settings import load_settings
 @click.pass_context
 def main(context: click.Context) -> None:
     """Serve the weights search alone, or drive it in another engine."""
-    if context.invoked_subcommand is None:
-        serve()
-
-
-def serve() -> None:
+    if context.invoked_subcommand is not None:
+        return
     try:
         settings = load_settings()
-        serve_threaded(
-            settings.host,
-            settings.port,
-            ("WEIGHTS_HOST", "WEIGHTS_PORT"),
-            settings.threads,
-            settings.max_body_bytes,
-            lambda: create_app(settings),
-        )
+        serve(service_options(settings, "WEIGHTS"), lambda: create_app(settings))
     except StartupError as error:
         sys.exit(str(error))
 

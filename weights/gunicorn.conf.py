@@ -3,20 +3,11 @@
 
 import sys
 
-from common.launcher import threaded
+from common.launcher import service_options
 from weights.errors import StartupError
 from weights.settings import load_settings
 
 try:
-    _settings = load_settings()
+    globals().update(service_options(load_settings(), "WEIGHTS"))
 except StartupError as error:
     sys.exit(str(error))
-globals().update(
-    threaded(
-        _settings.host,
-        _settings.port,
-        ("WEIGHTS_HOST", "WEIGHTS_PORT"),
-        _settings.threads,
-        _settings.max_body_bytes,
-    )
-)

@@ -8,12 +8,12 @@ from pydantic_settings import SettingsConfigDict
 
 from common.origins import REDIS, Hosts
 from common.paths import UserPath
-from common.startup import EnvironmentSettings, read_settings
+from common.startup import ServiceSettings, read_settings
 from weights.errors import StartupError
 from weights.samplers import SamplerName
 
 
-class Settings(EnvironmentSettings):
+class Settings(ServiceSettings):
     """The documented variables. A wrong value prevents the start."""
 
     model_config = SettingsConfigDict(populate_by_name=True)
