@@ -1,14 +1,22 @@
-"""scipy, imported at its first use, because machines that only serve models do not need it.
+"""Types of arrays, and scipy, which is imported at its first use, because machines that only serve
+models do not need it.
 
 from common.numerics import scipy
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from common.errors import WireError
 
-__all__ = ["NotInstalled", "part_of_scipy", "scipy"]
+__all__ = ["BoolArray", "FloatArray", "IntArray", "NotInstalled", "part_of_scipy", "scipy"]
+
+BoolArray: TypeAlias = NDArray[np.bool_]
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
 
 
 class NotInstalled(WireError):

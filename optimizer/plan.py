@@ -13,13 +13,14 @@ import click
 import numpy as np
 
 from common.files import read_bounded
+from common.numerics import FloatArray
 from common.plain_yaml import plain_value
 from optimizer.candidates.replicas import SizingCache
 from optimizer.catalogue.facts import Precision, shipped_facts
 from optimizer.errors import InvalidRequest
 from optimizer.inferno_json import encode, read
 from optimizer.questions.how_many import Choice, HowMany, HowManyQuery, Range, how_many
-from optimizer.questions.trace import Floats, Peak, file_fault, read_trace
+from optimizer.questions.trace import Peak, file_fault, read_trace
 
 MOST_BYTES = 2**20  # largest file that is read
 LONG_MS = 10_000
@@ -131,7 +132,7 @@ def at_all_peaks(answers: Sequence[HowMany]) -> HowMany:
     return decides | {"choices": choices, "notChosen": [refused[name] for name in sorted(refused)]}
 
 
-def trace_lines(arrival_s: Floats, peak_s: float, peaks: Iterable[Peak]) -> Iterable[str]:
+def trace_lines(arrival_s: FloatArray, peak_s: float, peaks: Iterable[Peak]) -> Iterable[str]:
     """A trace's size, and its load in its peaks."""
     yield f"{len(arrival_s)} requests in {arrival_s[-1]:g} s; the peaks of {peak_s:g} s:"
     for peak in peaks:

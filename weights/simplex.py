@@ -27,11 +27,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.numerics import scipy
+from common.numerics import FloatArray, scipy
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.intp]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 POINT = 1e-12  # a body of this slack is a point
 RATIO, CELLS = 1.2, 160  # cells grow by RATIO away from the mode, down to 1.2^-160 = 2e-13

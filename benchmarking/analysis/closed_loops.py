@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.intervals import mean_within_run
@@ -36,9 +35,7 @@ from benchmarking.analysis.service_curve import (
 )
 from benchmarking.errors import Unfit
 from benchmarking.records import RequestRecord
-from common.numerics import scipy
-
-FloatArray = npt.NDArray[np.float64]
+from common.numerics import FloatArray, scipy
 
 MIN_USERS = 3  # different numbers of them, that make a curve
 DIFFERENT_LENGTHS = 1.5  # longest prompts over the shortest, to tell overhead from their work

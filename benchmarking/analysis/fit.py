@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarking.analysis.closed_loops import fit_closed_loops
 from benchmarking.analysis.curve import load_points_by_row
@@ -21,9 +20,7 @@ from benchmarking.analysis.intervals import Interval, students_t
 from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.errors import Unfit
 from benchmarking.records import Run
-from common.numerics import scipy
-
-FloatArray = npt.NDArray[np.float64]
+from common.numerics import FloatArray, scipy
 
 FIRST_SCALE = 0.1  # relative residual from which a point counts less, before the scale is known
 MIN_SCALE = 1e-4

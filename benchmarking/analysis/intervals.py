@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.numerics import scipy
+from common.numerics import FloatArray, scipy
 
 LEVEL = 0.95
 BLOCKS = 20
@@ -22,8 +22,7 @@ DRAWS = 500
 
 MAX_DRAWN = 1 << 21  # values that are drawn at once
 
-Floats = npt.NDArray[np.float64]
-Statistic = Callable[[Floats], Floats]  # over the last axis
+Statistic = Callable[[FloatArray], FloatArray]  # over the last axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Interval:
         return f"{self.value:.4g}{bounds}"
 
 
-def mean(values: Floats) -> Floats:
+def mean(values: FloatArray) -> FloatArray:
     return np.asarray(np.mean(values, axis=-1))
 
 
@@ -110,7 +109,7 @@ def change_within_runs(
     return Interval(value, float(low), float(high))
 
 
-def _drawn(sample: Floats, statistic: Statistic, rng: np.random.Generator) -> Floats:
+def _drawn(sample: FloatArray, statistic: Statistic, rng: np.random.Generator) -> FloatArray:
     """`statistic` of DRAWS samples, each put together from blocks of neighbours."""
     blocks = _blocks(np.arange(sample.size))
     sizes, begins = (np.array(each) for each in zip(*((b.size, b[0]) for b in blocks), strict=True))

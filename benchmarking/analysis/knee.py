@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.latency import E2E
 from benchmarking.records import RequestRecord
+from common.numerics import FloatArray
 
 MIN_GAIN = 1.05  # more tokens/s than the last point, where concurrency grew
 NOISE = 2.33  # standard deviations that chance exceeds once in a hundred rows
@@ -60,7 +60,7 @@ def saturation(due: Sequence[RequestRecord]) -> Saturation:
     return Saturation.TOO_SHORT if is_filling else Saturation.KEEPS_UP
 
 
-def _latencies_s(records: Sequence[RequestRecord]) -> npt.NDArray[np.float64]:
+def _latencies_s(records: Sequence[RequestRecord]) -> FloatArray:
     return np.array(E2E.values(records)) / 1000
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchmarking.errors import InvalidResults
@@ -21,8 +20,6 @@ from common.faults import fault_of
 from common.fetch import FetchBounds, fetch
 from common.files import read_bounded
 from common.numerics import scipy
-
-FloatArray = npt.NDArray[np.float64]
 
 MAX_SPEED_BYTES = 2**20
 BOUNDS = FetchBounds(connect_s=5.0, read_s=10.0, max_bytes=MAX_SPEED_BYTES)

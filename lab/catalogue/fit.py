@@ -14,12 +14,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from common.numerics import scipy
+from common.numerics import FloatArray, scipy
 from lab.catalogue.observations import Observation, Point
 from optimizer.catalogue.calibration import Calibration, LeftOut, PairFit, PairKey
 from optimizer.catalogue.facts import Facts
 from optimizer.catalogue.roofline import IN_MS, PARTS, Machine
-from optimizer.model.latency import FloatArray
 
 MIN_POINTS = 3  # points that a pair needs to count for the error of estimates
 MOST_ROWS = 2048  # where a measurement ran as many as fit

@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from optimizer.model.latency import FloatArray
+from common.numerics import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from statistics import fmean
 import numpy as np
 from scipy.optimize import least_squares
 
-from benchmarking.analysis.service_curve import FloatArray, ServiceCurve, StepCount, at
+from benchmarking.analysis.service_curve import ServiceCurve, StepCount, at
+from common.numerics import FloatArray
 
 SPEED_CHANGE = 0.05  # of the speed from moment to moment, relative: larger ones are outliers
 KNOWN_TO = 1.0  # how far off step times may be that a server says itself, as a logarithm

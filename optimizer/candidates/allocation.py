@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from common.numerics import BoolArray, IntArray
 from optimizer.candidates.curves import step_curve
 from optimizer.candidates.eligibility import Eligible, Refusal, eligible
 from optimizer.candidates.held import LoadFault, load_fault
@@ -23,7 +24,6 @@ from optimizer.candidates.pairs import (
 )
 from optimizer.candidates.replicas import SizingCache
 from optimizer.model.curve_rates import Shape, saturated_rates, state_rates
-from optimizer.model.latency import BoolArray, IntArray
 from optimizer.model.queueing import MAX_BATCH
 from optimizer.solver import MOVE_PENALTY, Candidate, Contender
 from optimizer.spec import ServerSpec

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from common.numerics import BoolArray, FloatArray, IntArray
 from optimizer.candidates.eligibility import Eligible
 from optimizer.candidates.replicas import (
     DEFAULT_QUEUE,
@@ -19,7 +20,6 @@ from optimizer.candidates.replicas import (
     Speeds,
 )
 from optimizer.errors import Fault, InvalidRequest
-from optimizer.model.latency import BoolArray, FloatArray, IntArray
 from optimizer.model.sizing import Sizing
 from optimizer.spec import AcceleratorSpec, PerfData, ServerSpec
 from optimizer.system import System

@@ -9,19 +9,11 @@ from enum import IntEnum
 
 import numpy as np
 
+from common.numerics import BoolArray, FloatArray, IntArray
 from optimizer.candidates.curves import Curves, curves_of, key_of
 from optimizer.model.curve_chain import CurveModel, CurveReplica
 from optimizer.model.curve_rates import Shape
-from optimizer.model.latency import (
-    SHARED,
-    BoolArray,
-    Columns,
-    FloatArray,
-    IntArray,
-    IterationModel,
-    LatencyModel,
-    PhaseModel,
-)
+from optimizer.model.latency import SHARED, Columns, IterationModel, LatencyModel, PhaseModel
 from optimizer.model.queueing import MAX_BATCH, OwnChain, Performance, Replica, analyze
 from optimizer.model.sizing import Sizing, Targets, size
 from optimizer.spec import PerfData

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common.numerics import FloatArray
 from optimizer.catalogue.facts import AcceleratorFacts, ModelFacts, Precision
-from optimizer.model.latency import FloatArray
 
 PARTS = (
     "layer",  # ms per layer and step

@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.numerics import BoolArray, FloatArray, IntArray
 from optimizer.model.curve_rates import MOST_BUSY, Shape, StateRates, all_rates
-from optimizer.model.latency import BoolArray, FloatArray, IntArray
 from optimizer.model.queueing import Performance, queue_sums
 from optimizer.model.step_curve import StepCurve
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from optimizer.model.latency import BoolArray, FloatArray
+from common.numerics import BoolArray, FloatArray
 from optimizer.model.step_curve import StepCurve
 
 HALVINGS = 45

@@ -10,11 +10,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+from common.numerics import BoolArray, FloatArray, IntArray
 
 ITERATION_TOKEN_BUDGET = 8192  # tokens one iteration may process; the newer reference's constant
 

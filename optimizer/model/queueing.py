@@ -22,17 +22,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from common.numerics import scipy
-from optimizer.model.latency import (
-    BoolArray,
-    Columns,
-    FloatArray,
-    IntArray,
-    LatencyModel,
-    Occupancy,
-    PhaseModel,
-    ServiceModel,
-)
+from common.numerics import BoolArray, FloatArray, IntArray, scipy
+from optimizer.model.latency import Columns, LatencyModel, Occupancy, PhaseModel, ServiceModel
 
 MAX_BATCH = 65_536  # requests in service on one replica that the model follows
 

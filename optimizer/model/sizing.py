@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.numerics import part_of_scipy
-from optimizer.model.latency import BoolArray, Columns, FloatArray, IntArray
+from common.numerics import BoolArray, FloatArray, IntArray, part_of_scipy
+from optimizer.model.latency import Columns
 from optimizer.model.queueing import Replica, analyze
 
 LOWEST_RATE = 0.001  # share of mu(1) at which a replica counts as idle

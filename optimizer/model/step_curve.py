@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.model.latency import FloatArray
+from common.numerics import FloatArray
 
 MIN_CHUNK_TOKENS = 8  # prompt tokens that fit into a step whatever the budget
 NO_LIMIT = 1e12  # tokens; finite, so that work / room is 0 and not undefined

@@ -28,8 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.numerics import scipy
-from optimizer.model.latency import FloatArray
+from common.numerics import FloatArray, scipy
 
 FACTORS = 2  # one for decode steps, one for prefill
 ITERATIONS = 4  # iterations of the correction: near capacity the model is far from a line

@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
+from common.numerics import FloatArray
 from optimizer.answer import shortest
 from optimizer.candidates.replicas import ReplicaTable
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.model.curve_chain import CurveReplica
-from optimizer.model.latency import FloatArray
 from optimizer.model.step_curve import NO_OVERHEAD, Points, StepCurve
 from optimizer.questions.queries import (
     PER_MINUTE,

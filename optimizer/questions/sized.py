@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from common.numerics import BoolArray, FloatArray, IntArray
 from optimizer.candidates.allocation import offers
 from optimizer.candidates.curves import scaled
 from optimizer.candidates.eligibility import Refusal
@@ -25,7 +26,6 @@ from optimizer.candidates.replicas import (
 )
 from optimizer.catalogue.options import Option, RequestDemand
 from optimizer.measured import LoadSpec
-from optimizer.model.latency import BoolArray, FloatArray, IntArray
 from optimizer.model.sizing import Sizing
 from optimizer.solver import Candidate
 from optimizer.spec import (

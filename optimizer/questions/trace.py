@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.files import read_bounded
+from common.numerics import FloatArray
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import JsonObject
 from optimizer.questions.how_many import MOST_TOKENS
@@ -34,8 +34,6 @@ COLUMNS = {
 }
 ALLOWED_S = f"seconds from {-MOST_S:g} to {MOST_S:g}, or a date and time"
 ALLOWED_TOKENS = f"a whole number from 0 to {MOST_TOKENS}"
-
-Floats = NDArray[np.float64]
 
 
 class Peak(JsonObject):
@@ -53,9 +51,9 @@ class Peak(JsonObject):
 class Trace:
     """Requests by their arrival, in seconds since the first."""
 
-    arrival_s: Floats
-    input_tokens: Floats
-    output_tokens: Floats
+    arrival_s: FloatArray
+    input_tokens: FloatArray
+    output_tokens: FloatArray
 
     def peaks(self, window_s: float) -> list[Peak]:
         """Returns the windows with most requests, prompt and answer tokens, each once."""
@@ -99,7 +97,7 @@ def read_trace(path: Path, window_s: float) -> Trace:
     return trace
 
 
-def _rows(path: Path, reader: Iterator[list[str]]) -> Floats:
+def _rows(path: Path, reader: Iterator[list[str]]) -> FloatArray:
     """Returns a row of values for each request, in the order of COLUMNS."""
     names, indices = [name.strip().lower() for name in next(reader, [])], []
     for column, known in COLUMNS.items():

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.numerics import scipy
-from optimizer.model.latency import BoolArray, FloatArray
+from common.numerics import BoolArray, FloatArray, scipy
 from optimizer.simulation.server import Served, Server, serve
 from optimizer.simulation.traffic import Requests, Traffic, draw
 

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from optimizer.model.latency import FloatArray
+from common.numerics import FloatArray
 from optimizer.model.step_curve import StepCurve
 from optimizer.simulation.traffic import Requests
 

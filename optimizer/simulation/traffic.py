@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.model.latency import FloatArray, IntArray
+from common.numerics import FloatArray, IntArray
 
 Rng = np.random.Generator
 

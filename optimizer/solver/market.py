@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from optimizer.model.latency import BoolArray, FloatArray, IntArray
+from common.numerics import BoolArray, FloatArray, IntArray
 from optimizer.solver import Contender
 
 ROUNDS = 16  # rounds of prices; by then most bounds are within 1 % of the highest

@@ -21,7 +21,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array, csr_array
 
-from optimizer.model.latency import FloatArray
+from common.numerics import FloatArray
 from optimizer.solver import (
     MOVE_PENALTY,
     Candidate,

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from common.numerics import FloatArray
 from optimizer.model.queueing import analyze
 from tests.optimizer.support import replica
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.numerics import FloatArray
 from optimizer.model import queueing
-from optimizer.model.latency import FloatArray, IterationModel
+from optimizer.model.latency import IterationModel
 from optimizer.model.queueing import MAX_BATCH, Replica, analyze
 from tests.optimizer.support import random_replicas, replica
 

@@ -6,6 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from common.numerics import FloatArray
 from weights.partition import MAX_NEIGHBOURS, neighbours
 from weights.samplers import SamplerName, choose_sampler
 from weights.samplers.assessment import assess
@@ -15,7 +16,6 @@ from weights.samplers.model_choice import guide, most_trusted
 from weights.samplers.stages import SlowestStage, fit_slowest_stage
 from weights.samplers.trials import trials_from
 from weights.search import Observation, Problem, Proposal
-from weights.simplex import FloatArray
 
 Metric = Callable[[FloatArray], float]
 COSTS = np.array([1.0, 2.0, 4.0])

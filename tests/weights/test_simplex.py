@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from weights.simplex import FloatArray, nearest_point, sample_dirichlet, sample_uniform
+from common.numerics import FloatArray
+from weights.simplex import nearest_point, sample_dirichlet, sample_uniform
 
 SEED = 7
 LEAST_P = 1e-3  # seeded: what passes once passes always

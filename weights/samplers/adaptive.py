@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from common.numerics import FloatArray
 from weights.partition import neighbours, snapped
 from weights.samplers.assessment import MIN_POINTS
 from weights.samplers.cost_model import Bounds, Fit
@@ -15,7 +16,7 @@ from weights.samplers.dirichlet import RandomSampler
 from weights.samplers.model_choice import guide
 from weights.samplers.trials import SAME, Trials, succeeded, trials_from
 from weights.search import Observation, Problem, Proposal, Shares
-from weights.simplex import FloatArray, sample_uniform
+from weights.simplex import sample_uniform
 
 EXPLOIT_EVERY = 3
 MAX_REDRAWS = 16  # redraws of shares that have failed

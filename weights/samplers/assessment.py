@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.numerics import scipy
+from common.numerics import FloatArray, scipy
 from weights.samplers.concentration import matched_concentration
 from weights.samplers.cost_model import Bounds, Fit
 from weights.samplers.model_choice import most_trusted
 from weights.samplers.trials import Trials, succeeded, trials_from
 from weights.search import Assessment, Best, Convergence, Observation, Problem
-from weights.simplex import FloatArray
 
 SEED = 0  # fixed, so that the same history gets the same answer
 MIN_POINTS = 3  # distinct measured shares needed to fit a model

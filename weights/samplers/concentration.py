@@ -6,8 +6,7 @@ partitions or zeros have no maximum, so shares are kept above zero and the conce
 
 import numpy as np
 
-from common.numerics import scipy
-from weights.simplex import FloatArray
+from common.numerics import FloatArray, scipy
 
 SMALLEST_SHARE = 1e-6
 MAX_TOTAL = 1e9  # a spread of about 1e-5

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import numpy as np
 
-from common.numerics import scipy
+from common.numerics import BoolArray, FloatArray, scipy
 from weights.search import ROUNDING, Problem
-from weights.simplex import BoolArray, FloatArray, nearest_point
+from weights.simplex import nearest_point
 
 RESOLUTION = 0.01  # least deviation of costs; smaller ones are raised to it
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common.numerics import FloatArray
 from weights.samplers.cost_model import Bounds, log_density
 from weights.samplers.trials import Trials
-from weights.simplex import FloatArray
 
 DRAWS = 48
 SPEED_DEVIATION = 0.7  # relative deviation of b_i about their mean

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.numerics import scipy
+from common.numerics import FloatArray, scipy
 from weights.samplers.trials import Trials
-from weights.simplex import FloatArray, IntArray
+from weights.simplex import IntArray
 
 CHAINS = 16
 SLOPE_DEVIATION = 0.7  # spread of the log slopes about their mean: a factor of 4 apart is common

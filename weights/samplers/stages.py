@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common.numerics import FloatArray
 from weights.samplers.cost_model import Bounds, leave_one_out, log_density
 from weights.samplers.posterior_draws import start
 from weights.samplers.trials import Trials
-from weights.simplex import FloatArray
 
 KEPT_SWEEPS = (3, 5, 7)  # sweeps after which the states of all chains are kept
 PESSIMISM = (0.0, 0.5, 1.0, 1.5, 2.0)  # deviations by which slopes are raised for safe shares

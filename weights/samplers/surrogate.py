@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.numerics import scipy
+from common.numerics import FloatArray, scipy
 from weights.samplers.cost_model import Bounds, log_density
 from weights.samplers.trials import Trials
-from weights.simplex import FloatArray, sample_uniform
+from weights.simplex import sample_uniform
 
 LENGTHS = np.geomspace(0.1, 3.0, 5)
 NOISES = np.geomspace(1e-4, 1.0, 9)  # standard deviations relative to the amplitude

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common.numerics import FloatArray
 from weights.partition import snapped
 from weights.search import Observation, Problem
-from weights.simplex import FloatArray, IntArray
+from weights.simplex import IntArray
 
 ROUNDING = 1e-12
 SAME = 1e-9  # points whose shares all differ by less count as the same
