@@ -123,6 +123,11 @@ class RequestRecord:
     num_waits: int = 0  # times the server had it wait before it was sent again: 429, Retry-After
 
     @property
+    def server(self) -> ServerUsage:
+        """The server's own account, which says nothing if none came."""
+        return self.usage or ServerUsage()
+
+    @property
     def failure(self) -> RequestError | None:
         return failure_of(self.error, self.finish_reason, self.chunk_s)
 
@@ -191,5 +196,9 @@ class Run:
 
     def records_of(self, row: int) -> list[RequestRecord]:
         """The measured requests of a row in the order of their schedule."""
-        of_row = [record for record in self.records if record.row == row and record.is_measured]
-        return sorted(of_row, key=lambda record: record.index)
+        measured = [record for record in self.all_of(row) if record.is_measured]
+        return sorted(measured, key=lambda record: record.index)
+
+    def all_of(self, row: int) -> list[RequestRecord]:
+        """Every request of a row, warm-up too."""
+        return [record for record in self.records if record.row == row]

@@ -76,7 +76,7 @@ def load_points_by_row(run: Run) -> dict[int, LoadPoint]:
     """Returns the points by the rows' numbers."""
     points = {}
     for row, row_record in enumerate(run.rows):
-        records = [record for record in run.records if record.row == row]
+        records = run.all_of(row)
         if any(record.is_measured for record in records):
             points[row] = load_point(row_record, records)
     return points

@@ -52,7 +52,7 @@ def fit_points(run: Run, max_batch: int | None) -> list[Point]:
     `max_batch` places, more in flight are not in service."""
     points = []
     for row in range(len(run.rows)):
-        records = [record for record in run.records if record.row == row]
+        records = run.all_of(row)
         in_flight = InFlight(records)
         usable = [r for r in succeeded(run.records_of(row)) if itl_s(r) and input_tokens(r)]
         if usable and not burst_fault(usable):
@@ -78,7 +78,7 @@ def batch_limit(run: Run) -> int | None:
     Too few where some places are always taken by prompts. None while the load never went far
     enough beyond what the server took at once.
     """
-    of_rows = [[r for r in run.records if r.row == row] for row in range(len(run.rows))]
+    of_rows = [run.all_of(row) for row in range(len(run.rows))]
     places = max(map(max_decoding, of_rows), default=0)
     in_flight = max((InFlight(records).max() for records in of_rows), default=0)
     return places if places and in_flight >= BEYOND_PLACES * places else None

@@ -7,8 +7,7 @@ import numpy.typing as npt
 
 from benchmarking.analysis.latency import itl_s
 from benchmarking.records import RequestRecord
-
-FloatArray = npt.NDArray[np.float64]
+from common.numerics import FloatArray
 
 LAST_PART = 0.1  # share of the time from an answer's first token to its last
 
@@ -63,7 +62,7 @@ def admitted_s(records: Iterable[RequestRecord], places: int) -> list[float]:
         start_s = record.sent_s
         if len(free_s) >= places:
             start_s = max(start_s, free_s.pop(0))
-        queue_s = record.usage.queue_s if record.usage else None
+        queue_s = record.server.queue_s
         admitted.append(start_s if queue_s is None else record.sent_s + queue_s)
         free_s.append(max(_ended_s(record), start_s))
         free_s.sort()

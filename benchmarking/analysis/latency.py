@@ -18,14 +18,13 @@ def succeeded(records: Iterable[RequestRecord]) -> list[RequestRecord]:
     return [record for record in records if record.failure is None]
 
 
-def tokens_that_came(usage: ServerUsage | None, events: int, counted: int | None = None) -> int:
+def tokens_that_came(usage: ServerUsage, events: int, counted: int | None = None) -> int:
     """Returns the answer's tokens by the server's count, less a thought that it did not send.
 
     If that is further from the client's count than two tokenizers can be, the client's counts;
     without either's count, each event counts as a token.
     """
-    said = usage.completion_tokens if usage else None
-    thought = usage.reasoning_tokens if usage else None
+    said, thought = usage.completion_tokens, usage.reasoning_tokens
     if said and thought and (counted or events) < said - thought / 2:
         said = max(said - thought, 1)
     if said and counted and not counted / MISCOUNT <= said <= counted * MISCOUNT:
@@ -34,19 +33,17 @@ def tokens_that_came(usage: ServerUsage | None, events: int, counted: int | None
 
 
 def output_tokens(record: RequestRecord) -> int:
-    return tokens_that_came(record.usage, len(record.chunk_s), record.completion_tokens)
+    return tokens_that_came(record.server, len(record.chunk_s), record.completion_tokens)
 
 
 def hidden_tokens(record: RequestRecord) -> int:
     """Returns the tokens that the server counts but did not send, such as a hidden thought."""
-    said = record.usage.completion_tokens if record.usage else None
-    return max(0, (said or 0) - output_tokens(record))
+    return max(0, (record.server.completion_tokens or 0) - output_tokens(record))
 
 
 def input_tokens(record: RequestRecord) -> int | None:
     """Returns the prompt's tokens by the server, with the chat template, or the client."""
-    counted = record.usage.prompt_tokens if record.usage else None
-    return counted or record.prompt_tokens
+    return record.server.prompt_tokens or record.prompt_tokens
 
 
 def mean_tokens(records: Iterable[RequestRecord]) -> tuple[float, float]:
@@ -72,14 +69,6 @@ def itl_s(record: RequestRecord) -> float | None:
 def e2e_s(record: RequestRecord) -> float | None:
     """Returns the seconds to the last token; None for a failure."""
     return record.chunk_s[-1] - record.scheduled_s if record.chunk_s else None
-
-
-def acceptance_rate(record: RequestRecord) -> float | None:
-    return record.usage.acceptance_rate if record.usage else None
-
-
-def tokens_per_step(record: RequestRecord) -> float | None:
-    return record.usage.tokens_per_step if record.usage else None
 
 
 @dataclass(frozen=True, slots=True)

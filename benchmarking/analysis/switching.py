@@ -95,7 +95,7 @@ def switching_matrix(run: Run) -> Matrix:
     previous: str | None = None
     for number, row in enumerate(run.rows):
         model = row.load.model
-        answered = succeeded(record for record in run.records if record.row == number)
+        answered = succeeded(run.all_of(number))
         if previous is not None and model in visited and model != previous and answered:
             _note(matrix.setdefault((previous, model), Switches()), answered)
         visited.add(model)
@@ -105,10 +105,8 @@ def switching_matrix(run: Run) -> Matrix:
 
 def _note(switches: Switches, answered: Sequence[RequestRecord]) -> None:
     in_order = sorted(answered, key=lambda record: record.sent_s)
-    said_s = [r.usage.switching_time_s for r in in_order if r.usage is not None]
-    told_s = [value for value in said_s if value is not None]
-    if told_s:
+    if told_s := [s for r in in_order if (s := r.server.switching_time_s) is not None]:
         switches.by_server_s.append(max(told_s))
-    ttfts_s = [r.usage.ttft_s if r.usage else None for r in in_order]
+    ttfts_s = [record.server.ttft_s for record in in_order]
     if None not in ttfts_s and len(ttfts_s) > 1:
         switches.by_estimate_s.append(three_sigma_s(ttfts_s) or 0.0)

@@ -1,6 +1,6 @@
 """Pictures of findings: the fit, a comparison, the switching times, the acceptance."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from benchmarking.analysis.compare import RowChange, Verdict
 from benchmarking.analysis.fit import Fit, Line
 from benchmarking.analysis.intervals import over_repeats
-from benchmarking.analysis.latency import acceptance_rate, succeeded, tokens_per_step
+from benchmarking.analysis.latency import succeeded
 from benchmarking.analysis.switching import Matrix
-from benchmarking.records import RequestRecord, Run
+from benchmarking.records import Run
 from benchmarking.report.svg import COLORS, panels
 
 _VERDICT_COLORS = {Verdict.BETTER: COLORS[2], Verdict.WORSE: COLORS[1], Verdict.SAME: "#777777"}
@@ -98,24 +98,26 @@ def _heat_map(
 
 def acceptance(run: Run) -> Figure | None:
     """Draws the drafts of each row that has any: the share accepted, and tokens per step."""
-    figures = (("acceptance rate", acceptance_rate), ("tokens per step", tokens_per_step))
-    said = [(label, rows) for label, of in figures if (rows := _by_row(run, of))]
+    names = ("acceptance_rate", "tokens_per_step")
+    said = {name: rows for name in names if (rows := _by_row(run, name))}
     if not said:
         return None
     figure, axes = panels(len(said), has_names=True)
-    for ax, (label, rows) in zip(axes, said, strict=True):
+    for ax, (name, rows) in zip(axes, said.items(), strict=True):
         ax.boxplot(list(rows.values()), whis=(5, 95), showfliers=False)
         ax.set_xticks(range(1, len(rows) + 1), list(rows), rotation=30)
-        ax.set(ylabel=label)
-        ax.set_ylim(0, 1 if label == "acceptance rate" else None)
+        ax.set(ylabel=name.replace("_", " "))
+        ax.set_ylim(0, 1 if name == "acceptance_rate" else None)
     return figure
 
 
-def _by_row(run: Run, of: Callable[[RequestRecord], float | None]) -> Mapping[str, Sequence[float]]:
-    """Returns the figures of successes that have one, by rows with any."""
+def _by_row(run: Run, name: str) -> Mapping[str, Sequence[float]]:
+    """Returns a figure of ServerUsage, of successes that have it, by rows with any."""
     values = {
         f"{row_record.load.model}, row {row}": [
-            value for record in succeeded(run.records_of(row)) if (value := of(record)) is not None
+            value
+            for record in succeeded(run.records_of(row))
+            if (value := getattr(record.server, name)) is not None
         ]
         for row, row_record in enumerate(run.rows)
     }

@@ -100,7 +100,7 @@ def batch_bars(records: Sequence[RequestRecord]) -> Figure | None:
     """Draws medians with p5 to p95 by the server's batch size, client beside server."""
     by_batch: dict[int, list[RequestRecord]] = defaultdict(list)
     for record in succeeded(records):
-        if batch := _batch(record):
+        if batch := record.server.batch_size_used:
             by_batch[batch].append(record)
     if not by_batch:
         return None
@@ -142,10 +142,6 @@ def _not_none(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _batch(record: RequestRecord) -> int | None:
-    return record.usage.batch_size_used if record.usage else None
-
-
 def _client_rate(record: RequestRecord) -> float | None:
     decode_s = record.chunk_s[-1] - record.chunk_s[0]
     return (output_tokens(record) - 1) / decode_s if decode_s > 0 else None
@@ -153,7 +149,7 @@ def _client_rate(record: RequestRecord) -> float | None:
 
 def _server(name: str, scale: float) -> _Figure:
     def of(record: RequestRecord) -> float | None:
-        value = getattr(record.usage, name) if record.usage else None
+        value = getattr(record.server, name)
         return None if value is None else float(value) * scale
 
     return of

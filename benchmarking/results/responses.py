@@ -83,10 +83,9 @@ def switching_times_s(records: Sequence[RequestRecord]) -> dict[int, float | Non
     none, the first request has the documented estimate."""
     answered = succeeded(records)
     answered.sort(key=lambda record: record.sent_s)
-    said_s = {r.index: r.usage.switching_time_s if r.usage else None for r in answered}
+    said_s = {record.index: record.server.switching_time_s for record in answered}
     if answered and all(value is None for value in said_s.values()):
-        ttfts_s = [record.usage.ttft_s if record.usage else None for record in answered]
-        said_s[answered[0].index] = three_sigma_s(ttfts_s)
+        said_s[answered[0].index] = three_sigma_s([record.server.ttft_s for record in answered])
     return said_s
 
 
@@ -103,8 +102,7 @@ def _response(
     }
     if failure is not None:
         return head
-    server = record.usage or ServerUsage()
-    times = client_times(record)
+    server, times = record.server, client_times(record)
     prompt_tokens, counted_tokens = record.prompt_tokens or 0, record.completion_tokens or 0
     return head | {
         **{key: getattr(server, name) for key, name in SERVER_KEYS.items()},

@@ -5,7 +5,7 @@ while the load was all that was asked for.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -26,10 +26,7 @@ Metrics = dict[str, Any]
 
 
 def run_metrics(run: Run) -> Metrics:
-    rows = [
-        row_metrics(row, [record for record in run.records if record.row == number])
-        for number, row in enumerate(run.rows)
-    ]
+    rows = [row_metrics(row, run.all_of(number)) for number, row in enumerate(run.rows)]
     return {"schema_version": run.schema_version, "run": run.name, "seed": run.seed, "rows": rows}
 
 
@@ -53,16 +50,14 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
         "num_waits": sum(record.num_waits for record in records),
         "hidden_tokens": sum(map(hidden_tokens, answered)),
         "ttft_s": _distribution(ttft_s, answered),
-        "server_queue_s": _distribution(
-            lambda record: record.usage.queue_s if record.usage else None, answered
-        ),
+        "server_queue_s": _distribution(lambda record: record.server.queue_s, answered),
         "itl_s": None if fault else _distribution(itl_s, answered),
         "end_to_end_latency_s": _distribution(e2e_s, answered),
         "send_delay_s": _distribution(lambda record: record.sent_s - record.scheduled_s, measured),
         "steady_window": steady_window(row, records),
-        "batch_size_used_mean": _mean_usage("batch_size_used", answered),
-        "acceptance_rate_mean": _mean_usage("acceptance_rate", answered),
-        "tokens_per_step_mean": _mean_usage("tokens_per_step", answered),
+        "batch_size_used_mean": _mean(r.server.batch_size_used for r in answered),
+        "acceptance_rate_mean": _mean(r.server.acceptance_rate for r in answered),
+        "tokens_per_step_mean": _mean(r.server.tokens_per_step for r in answered),
         **switching(records),
         "client": None if row.overhead is None else asdict(row.overhead),
         "is_client_bottleneck": is_client_bottleneck(row),
@@ -85,12 +80,10 @@ def steady_window(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics |
 def switching(records: Sequence[RequestRecord]) -> Metrics:
     """Returns the server's times and the estimate, with the warm-up, which has the switch."""
     answered = sorted(succeeded(records), key=lambda record: record.sent_s)
-    said_s = [record.usage.switching_time_s for record in answered if record.usage]
-    known_s = [value for value in said_s if value is not None]
-    ttfts_s = [record.usage.ttft_s if record.usage else None for record in answered]
+    said_s = [s for record in answered if (s := record.server.switching_time_s) is not None]
     return {
-        "switching_time_s": max(known_s, default=None),
-        "switching_time_estimate_s": three_sigma_s(ttfts_s),
+        "switching_time_s": max(said_s, default=None),
+        "switching_time_estimate_s": three_sigma_s([r.server.ttft_s for r in answered]),
     }
 
 
@@ -113,8 +106,6 @@ def _distribution(
     return {**named, "mean": fmean(values), "min": min(values), "max": max(values)}
 
 
-def _mean_usage(name: str, records: Sequence[RequestRecord]) -> float | None:
-    """Returns the mean of a field of `ServerUsage`."""
-    said = [getattr(record.usage, name) for record in records if record.usage]
-    known = [value for value in said if value is not None]
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return fmean(known) if known else None

@@ -16,7 +16,7 @@ def row_lines(run: Run, number: int, with_statistics: bool) -> Iterator[str]:
     if row.error is not None:
         yield f"{title}: {row.error}"
         return
-    records = [record for record in run.records if record.row == number]
+    records = run.all_of(number)
     metrics = row_metrics(row, records)
     yield f"{title}: {_figures(metrics)}"
     for remark in remarks(records):
