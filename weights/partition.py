@@ -73,8 +73,7 @@ def snapped(shares: Sequence[float], problem: Problem) -> Shares:
     the bounds, told before the bounds were tightened, are rounded without bounds."""
     if problem.num_layers is None:
         return tuple(shares)
-    bounds = zip(problem.min_weightings, shares, problem.max_weightings, strict=True)
-    if all(low - ROUNDING <= share <= high + ROUNDING for low, share, high in bounds):
+    if problem.allows(shares):
         layers = layers_of(shares, problem)
     else:
         layers = partition(shares, problem.num_layers)

@@ -33,7 +33,7 @@ class Problem:
     def number_of_nodes(self) -> int:
         return len(self.max_weightings)
 
-    def allows(self, shares: Shares) -> bool:
+    def allows(self, shares: Sequence[float]) -> bool:
         bounds = zip(self.min_weightings, shares, self.max_weightings, strict=True)
         return all(low - ROUNDING <= share <= high + ROUNDING for low, share, high in bounds)
 
