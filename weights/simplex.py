@@ -66,17 +66,14 @@ def sample_dirichlet(
 def nearest_point(point: FloatArray, lower: FloatArray, upper: FloatArray) -> FloatArray:
     """Returns the Euclidean projection of `point` on the body: clip(point + shift), with the shift
     that makes the sum 1. Bounds that leave no room give the nearer of the two, scaled to 1."""
-    projected: FloatArray
     if upper.sum() <= 1.0 or lower.sum() >= 1.0:
         bound = upper if upper.sum() <= 1.0 else lower
-        projected = bound / bound.sum()
-        return projected
+        return bound / bound.sum()
     # The sum is piecewise linear in the shift, with a bend wherever a coordinate meets a bound.
     bends = np.sort(np.concatenate([lower - point, upper - point]))
     sums = np.clip(point + bends[:, None], lower, upper).sum(axis=1)
     shift = np.interp(1.0, sums, bends)
-    projected = np.clip(point + shift, lower, upper)
-    return projected
+    return np.clip(point + shift, lower, upper)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +99,12 @@ class _Marginals:
     def log_in_t(self, x: FloatArray) -> FloatArray:
         """Returns the log density in t, at x = t^(1 / min(alpha, 1)); nodes on the last axis."""
         rise = np.maximum(self.concentration - 1.0, 0.0)
-        log: FloatArray = scipy.special.xlogy(rise, x) - self.tilt * x
-        return log
+        return scipy.special.xlogy(rise, x) - self.tilt * x
 
     def log_in_x(self, x: FloatArray, node: int) -> FloatArray:
         """Returns log h of one node, scaled by its peak in t."""
-        log: FloatArray = scipy.special.xlogy(self.concentration[node] - 1.0, x) - self.tilt * x
-        log -= self.peaks[node]
-        return log
+        log = scipy.special.xlogy(self.concentration[node] - 1.0, x) - self.tilt * x
+        return log - self.peaks[node]
 
     def mass_and_mean(self) -> tuple[FloatArray, FloatArray]:
         """Returns per node the integral of h / exp(peak) and the mean, by Simpson's rule."""

@@ -140,8 +140,7 @@ def _rates_at(
 def _waited_ms(rates: StateRates, others: FloatArray) -> FloatArray:
     """Returns the mean time that a prompt waits for its turn."""
     busy = np.minimum(rates.rate_per_ms * rates.claim_ms * others, 1 - 1e-9)
-    waited_ms: FloatArray = rates.turn_ms * busy / (2 * (1 - busy))
-    return waited_ms
+    return rates.turn_ms * busy / (2 * (1 - busy))
 
 
 def _steps_of_prompt(

@@ -168,8 +168,7 @@ def _few_longest(max_batch: IntArray) -> BoolArray:
     limit = LONG_CHAIN
     if max_batch.size > MAX_LONG_CHAINS:
         limit = max(limit, int(np.partition(max_batch, -MAX_LONG_CHAINS)[-MAX_LONG_CHAINS]))
-    is_long: BoolArray = max_batch > limit
-    return is_long
+    return max_batch > limit
 
 
 def _step_through_states(
@@ -194,8 +193,7 @@ def _step_through_states(
 def _running_pairs(max_batch_descending: IntArray) -> list[int]:
     """Returns for n = 1..max N how many leading pairs have N >= n."""
     steps = np.arange(1, int(max_batch_descending[0]) + 1)
-    running: list[int] = np.searchsorted(-max_batch_descending, -steps, side="right").tolist()
-    return running
+    return np.searchsorted(-max_batch_descending, -steps, side="right").tolist()
 
 
 def _recur_affine(offered: FloatArray, slope: FloatArray, running: list[int]) -> FloatArray:
@@ -222,10 +220,7 @@ def _affine_mean_below(
     lambda slope < 1.
     """
     numerator = rate * model.service_ms(1.0) - replica.max_batch / below
-    mean: FloatArray = np.clip(
-        numerator / (1.0 - rate * model.slope_ms), 0.0, replica.max_batch - 1.0
-    )
-    return mean
+    return np.clip(numerator / (1.0 - rate * model.slope_ms), 0.0, replica.max_batch - 1.0)
 
 
 def _recur(

@@ -184,8 +184,7 @@ def _linearised(
     def predicted(at: FloatArray) -> FloatArray:
         decode, prefill, load = np.exp(at)
         found = np.array(predict(float(decode), float(prefill), float(load)), dtype=np.float64)
-        logarithms: FloatArray = np.log(found[chosen])
-        return logarithms
+        return np.log(found[chosen])
 
     with np.errstate(divide="ignore", invalid="ignore"):
         at = np.append(log, 0.0)

@@ -79,8 +79,7 @@ class Market:
     @property
     def is_hopeless(self) -> BoolArray:
         """For each server, whether no candidate fits even alone."""
-        hopeless: BoolArray = np.isinf(self.value.min(axis=0))
-        return hopeless
+        return np.isinf(self.value.min(axis=0))
 
     def best_prices(self, count: int) -> list[Prices]:
         """Returns prices with different demands, the highest bound first."""
@@ -122,8 +121,7 @@ class Market:
 
 def _within(least: float, values: FloatArray, most: float) -> FloatArray:
     """Like `clip`, which is slower for few values."""
-    within: FloatArray = np.minimum(np.maximum(values, least), most)
-    return within
+    return np.minimum(np.maximum(values, least), most)
 
 
 class _Cut:
@@ -176,8 +174,7 @@ class _Cut:
 
     def taken(self) -> list[int]:
         index = self._market.index[self._row, np.arange(len(self._row))]
-        taken: list[int] = np.where(self._is_out, self._market.counts, index).tolist()
-        return taken
+        return np.where(self._is_out, self._market.counts, index).tolist()
 
     def _members(self, card_type: int) -> IntArray:
         """Returns the servers that hold cards of the type."""

@@ -71,14 +71,12 @@ def _regress(
 def _log_ratio(missed: FloatArray) -> FloatArray:
     """Returns log(measured / predicted) for predicted = measured (1 - missed); no less wrong than
     `missed` where the prediction is no time at all."""
-    ratio: FloatArray = -np.log(np.maximum(1.0 - missed, np.exp(-20.0)))
-    return ratio
+    return -np.log(np.maximum(1.0 - missed, np.exp(-20.0)))
 
 
 def _seconds(trials: Trials) -> FloatArray:
     """Returns times relative to the longest, so that nothing overflows."""
-    seconds: FloatArray = np.exp(trials.costs - trials.costs.max())
-    return seconds
+    return np.exp(trials.costs - trials.costs.max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +112,7 @@ class TotalTime(_Linear):
 
     def costs(self, points: FloatArray) -> FloatArray:
         seconds = np.maximum(self.regression.coefficients, TINY) @ points.T
-        costs: FloatArray = np.log(seconds) + self.unit
-        return costs
+        return np.log(seconds) + self.unit
 
     def optimum(self, coefficients: FloatArray, bounds: Bounds) -> FloatArray:
         """Solves the linear program: nodes are filled to their caps, the cheapest first."""
@@ -155,8 +152,7 @@ class Bowl(_Linear):
     def costs(self, points: FloatArray) -> FloatArray:
         features = _bowl_features(points, self.center, self.plane, self.reach)
         seconds = self.regression.coefficients @ features.T
-        costs: FloatArray = np.log(np.maximum(seconds, TINY)) + self.unit
-        return costs
+        return np.log(np.maximum(seconds, TINY)) + self.unit
 
     def optimum(self, coefficients: FloatArray, bounds: Bounds) -> FloatArray:
         """Returns the constrained optimum: as level sets are spheres, the nearest point."""

@@ -47,8 +47,7 @@ class Chains:
 
     @property
     def log_latencies(self) -> FloatArray:
-        log_latencies: FloatArray = self.log_stage_time + np.log(self.latency_share)
-        return log_latencies
+        return self.log_stage_time + np.log(self.latency_share)
 
     def sweep(self, rng: np.random.Generator) -> None:
         """Updates every node once, then the noise."""
@@ -103,8 +102,7 @@ class Chains:
         return self.log_stage_time + width * rng.normal(size=shape), latency_share
 
     def _squares(self, slowest: FloatArray) -> FloatArray:
-        squares: FloatArray = ((self.trial_costs - slowest) ** 2).sum(axis=1)
-        return squares
+        return ((self.trial_costs - slowest) ** 2).sum(axis=1)
 
 
 def start(trials: Trials, rng: np.random.Generator) -> Chains:
@@ -140,8 +138,7 @@ class _Misses:
     @property
     def loss(self) -> FloatArray:
         parts = (self.of_trials, self.of_slopes, self.of_odds)
-        loss: FloatArray = np.sum([(part**2).sum(axis=1) for part in parts], axis=0)
-        return loss
+        return np.sum([(part**2).sum(axis=1) for part in parts], axis=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +232,10 @@ def _stages(
 ) -> FloatArray:
     """Returns log seconds [chains, n, trials] of every stage."""
     latency_share = latency_share[:, :, None]
-    stages: FloatArray = log_stage_time[:, :, None] + np.log(
-        latency_share + (1.0 - latency_share) * growth
-    )
-    return stages
+    return log_stage_time[:, :, None] + np.log(latency_share + (1.0 - latency_share) * growth)
 
 
 def _log_slopes(
     log_stage_time: FloatArray, latency_share: FloatArray, reference: FloatArray | float
 ) -> FloatArray:
-    log_slopes: FloatArray = log_stage_time + np.log1p(-latency_share) - np.log(reference)
-    return log_slopes
+    return log_stage_time + np.log1p(-latency_share) - np.log(reference)

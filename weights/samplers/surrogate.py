@@ -52,14 +52,12 @@ class Surrogate:
         values, vectors = scipy.linalg.eigh(covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
         rng = np.random.default_rng(self.seed)
-        costs: FloatArray = mean + rng.normal(size=(DRAWS, len(points))) @ root.T
-        return costs
+        return mean + rng.normal(size=(DRAWS, len(points))) @ root.T
 
     def optima(self, bounds: Bounds) -> FloatArray:
         candidates = self._candidates(bounds, np.random.default_rng(self.seed))
         likely = candidates[np.argsort(-self._improvement(candidates))[:LIKELY]]
-        optima: FloatArray = likely[self.costs(likely).argmin(axis=1)]
-        return optima
+        return likely[self.costs(likely).argmin(axis=1)]
 
     def safest(self, bounds: Bounds) -> FloatArray:
         candidates = self._candidates(bounds, np.random.default_rng(self.seed))
@@ -67,8 +65,7 @@ class Surrogate:
 
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
         candidates = self._candidates(bounds, rng)
-        chosen: FloatArray = candidates[self._improvement(candidates).argmax()]
-        return chosen
+        return candidates[self._improvement(candidates).argmax()]
 
     def _improvement(self, points: FloatArray) -> FloatArray:
         """Returns the expected improvement on the least posterior mean (Jones, Schonlau & Welch,
@@ -80,8 +77,7 @@ class Surrogate:
         gap = self.lowest - mean
         z = gap / deviation
         beyond = deviation * np.exp(-0.5 * z**2) / 2.5066
-        improvement: FloatArray = gap * scipy.special.ndtr(z) + beyond
-        return improvement
+        return gap * scipy.special.ndtr(z) + beyond
 
     def _candidates(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
         """Returns random points, and points at steps of all lengths from the best: in random
@@ -140,5 +136,4 @@ def fit_surrogate(trials: Trials, rng: np.random.Generator) -> Surrogate:
 def _matern(a: FloatArray, b: FloatArray, length: float) -> FloatArray:
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2.0 * a @ b.T
     scaled = np.sqrt(5.0 * np.maximum(squares, 0.0)) / length
-    correlation: FloatArray = (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
-    return correlation
+    return (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
