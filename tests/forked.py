@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 from lab.kit import servers
 
 PRELOADED = (
+    "benchmarking.load.generator",
     "common.connections.worker",
     "gunicorn.app.wsgiapp",
     "gunicorn.glogging",
@@ -38,8 +39,10 @@ PRELOADED = (
     "proxy.proxy",
     "proxy.worker",
     "tokenizers",
+    "uvloop",
 )
 MAX_MESSAGE_BYTES = 1 << 17
+MAX_FILES = 3
 END_TIMEOUT_S = 60.0
 
 
@@ -107,13 +110,26 @@ class ForkServer:
         start_new_session: bool = False,
     ) -> ForkedProcess:
         """Runs `python -m *arguments`, which writes to `log`."""
+        files = (log.fileno(), log.fileno())
+        return ForkedProcess(self, self.fork(arguments, files, env, cwd, start_new_session))
+
+    def fork(
+        self,
+        arguments: Sequence[str],
+        files: Sequence[int],
+        env: Mapping[str, str],
+        cwd: Path = servers.ROOT,
+        start_new_session: bool = False,
+    ) -> int:
+        """The number of a process that runs `python -m *arguments`. `files`: its standard output
+        and error, and its standard input where it reads any."""
         command = {
             "arguments": arguments,
             "env": env,
             "cwd": str(cwd),
             "start_new_session": start_new_session,
         }
-        return ForkedProcess(self, self._ask({"run": command}, [log.fileno()]))
+        return self._ask({"run": command}, [*files])
 
     def wait_until_imported(self) -> None:
         """For whoever starts processes while others wait for it with little patience."""
@@ -166,7 +182,7 @@ def fork_server() -> ForkServer:
 def _serve(connection: socket.socket) -> str:
     """Returns, in each process forked, the module that it is to run."""
     while True:
-        message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
+        message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, MAX_FILES)
         if not message:
             sys.exit()
         asked = json.loads(message)
@@ -183,20 +199,21 @@ def _serve(connection: socket.socket) -> str:
             answer = os.waitstatus_to_exitcode(os.waitpid(asked["reap"], 0)[1])
         elif (answer := os.fork()) == 0:
             connection.close()
-            return _become(fds[0], **asked["run"])
+            return _become(fds, **asked["run"])
         else:
-            os.close(fds[0])
+            for fd in fds:
+                os.close(fd)
         connection.send(str(answer).encode())
 
 
 def _become(
-    log: int, arguments: list[str], env: dict[str, str], cwd: str, start_new_session: bool
+    files: list[int], arguments: list[str], env: dict[str, str], cwd: str, start_new_session: bool
 ) -> str:
     if start_new_session:
         os.setsid()
-    for fd in (sys.stdout.fileno(), sys.stderr.fileno()):
-        os.dup2(log, fd)
-    os.close(log)
+    for file, stream in zip(files, (sys.stdout, sys.stderr, sys.stdin), strict=False):
+        os.dup2(file, stream.fileno())
+        os.close(file)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

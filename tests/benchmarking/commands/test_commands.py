@@ -27,7 +27,7 @@ from lab.kit.servers import ROOT
 from tests.benchmarking.made_runs import made_run
 from tests.benchmarking.simulated_server import SimulatedServer
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = pytest.mark.usefixtures("without_pictures", "forked_loads")
 
 QUICK = Script((0.02, 0.005, 0.005), (" a", " b", " c"), {"completion_tokens": 3})
 ASKED = ("--input-tokens", "40", "--output-tokens", "3")

@@ -21,7 +21,7 @@ from benchmarking.run_files import read_run
 from lab.kit import scripted_server
 from lab.kit.scripted_server import Script, ScriptedServer, scripted
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = pytest.mark.usefixtures("without_pictures", "forked_loads")
 
 QUICK = Script((0.02, 0.02, 0.02), (" a", " b", " c"), {"completion_tokens": 3})
 ASKED = ("--input-tokens", "40", "--output-tokens", "3", "--max-concurrency", "2")

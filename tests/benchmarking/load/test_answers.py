@@ -22,6 +22,8 @@ from benchmarking.load.generator import LoadJob, TimedExchange
 from benchmarking.load.process import run_load
 from benchmarking.load.targets import Endpoint, Prompt
 
+pytestmark = pytest.mark.usefixtures("forked_loads")
+
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3}
 
 

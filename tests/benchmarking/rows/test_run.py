@@ -27,6 +27,8 @@ from lab.kit.scripted_server import Script, Stall, scripted
 from lab.kit.servers import ROOT, eventually, free_port
 from tests.benchmarking.rows.test_config import HEADER
 
+pytestmark = pytest.mark.usefixtures("forked_loads")
+
 SECRET = "sk-not-for-files"
 TINY = ROOT / "models" / "hearth-tiny"
 USAGE: Mapping[str, Any] = {
