@@ -1,8 +1,6 @@
 """Small services alone: a start that cannot be, and clients that are slow."""
 
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,10 +9,18 @@ import requests
 from gunicorn.util import parse_address
 
 from common.connections.hosts import host_and_port
-from lab.kit.servers import ROOT, environment, post_bytes
+from lab.kit.servers import environment, post_bytes
+from tests.forked import fork_server
 from tests.service import running_service
 
 NUM_CLIENTS = 20  # of each kind; there are 16 threads
+
+
+def ended(folder: Path, *arguments: str, **settings: object) -> tuple[int, str]:
+    """The exit status of `python -m *arguments`, and what it said."""
+    with (folder / "log").open("wb") as log:
+        process = fork_server().start(arguments, log, environment(**settings))
+    return process.wait(60), (folder / "log").read_text()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::", "fe80::1%eth0"])
@@ -30,20 +36,13 @@ def test_gunicorn_listens_on_the_address_that_is_set(host: str) -> None:
     ],
 )
 def test_wrong_settings_end_the_start_with_every_fault(
-    module: str, variable: str, service: str
+    module: str, variable: str, service: str, tmp_path: Path
 ) -> None:
     threads = f"{module.upper()}_THREADS"
     for command in ([module], ["gunicorn", "--config", f"{module}/gunicorn.conf.py"]):
-        ended = subprocess.run(
-            [sys.executable, "-m", *command],
-            env=environment(**{variable: "none", threads: "0"}),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert ended.returncode == 1
-        said, *faults = ended.stderr.split("\n  - ")
+        status, log = ended(tmp_path, *command, **{variable: "none", threads: "0"})
+        assert status == 1
+        said, *faults = log.split("\n  - ")
         assert said == f"{service} cannot start:"
         assert [fault.partition("=")[0] for fault in faults] == [variable, threads]
 
@@ -57,26 +56,18 @@ def test_wrong_settings_end_the_start_with_every_fault(
         ("weights", "WEIGHTS"),
     ],
 )
-def test_a_taken_port_is_named_with_its_settings(module: str, prefix: str) -> None:
+def test_a_taken_port_is_named_with_its_settings(module: str, prefix: str, tmp_path: Path) -> None:
     config = "gunicorn.conf.py" if module == "inference_api" else f"{module}/gunicorn.conf.py"
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        ended = subprocess.run(
-            [sys.executable, "-m", "gunicorn", "--config", config, "no_app"],
-            env=environment(
-                **{f"{prefix}_PORT": f"{port}", f"{prefix}_HOST": "127.0.0.1", "JWT_SECRET": "x"}
-            ),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert ended.returncode == 1
+        own = {f"{prefix}_PORT": port, f"{prefix}_HOST": "127.0.0.1", "JWT_SECRET": "x"}
+        status, log = ended(tmp_path, "gunicorn", "--config", config, "no_app", **own)
+    assert status == 1
     named = (
         f"{prefix}_HOST='127.0.0.1', {prefix}_PORT={port} cannot be bound (Address already in use)"
     )
-    assert f"{named}; stop what holds the port or choose another." in ended.stderr
-    assert "Connection in use" not in ended.stderr
+    assert f"{named}; stop what holds the port or choose another." in log
+    assert "Connection in use" not in log
 
 
 @pytest.mark.parametrize(
