@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import strategies
 
 from tests.forked import fork_servers, keep_one
 from tests.ports import leave_to_other_workers
@@ -63,6 +64,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             "--workers forks, but there are threads: a module of tests starts some at import, "
             "or OpenBLAS does without OMP_NUM_THREADS=1"
         )
+    if any(item.get_closest_marker("hypothesis") for item in session.items):
+        strategies.text().validate()  # reads all of Unicode: once, or in each worker
     are_slow = any(item.get_closest_marker("slow") for item in session.items)
     servers = fork_servers(options.workers) if are_slow else []
     queue = numbers(len(files))
