@@ -167,6 +167,7 @@ def test_the_verdict_comes_before_all_sections(full_page: str) -> None:
     assert 0 < full_page.index("Meets TTFT") < full_page.index("<section")
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_row_that_was_not_run_does_not_count_as_time() -> None:
     run = made_run([[made_record(due_s=100.0 + i / 10) for i in range(11)]])
     waiting = replace(run.rows[0], start_s=0.0, end_s=0.0, error="was not run")
@@ -180,6 +181,7 @@ def test_names_from_outside_are_escaped() -> None:
     assert "<script" not in report_html(run, Slo())
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_no_two_rows_of_the_page_have_the_same_label() -> None:
     short, long = Shape("m", 64, 8), Shape("m", 64, 256)
     loads = [short.at_concurrency(4, 6)] * 3 + [long.at_concurrency(4, 6)]
