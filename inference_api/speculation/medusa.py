@@ -82,11 +82,7 @@ class _Tree:
         Considers only chosen nodes and their successors: a node's next sibling, which is at most as
         likely, and its first child.
         """
-        tokens: list[int] = []
-        parents: list[int] = []
-        likelihoods: list[float] = []
-        bins: list[int] = []
-        own: list[float] = []
+        chosen: list[tuple[int, int, float, int, float]] = []
         waiting: list[tuple[float, int, int, float, int, float]] = []
 
         def consider(node: int, parent: int, of_parent: float, most: float) -> None:
@@ -96,16 +92,14 @@ class _Tree:
             heappush(waiting, (-likelihood, node, parent, of_parent, each, probability))
 
         consider(0, NOBODY, 1.0, 1.0)
-        while waiting and len(tokens) < max_tokens:
+        while waiting and len(chosen) < max_tokens:
             minus_likelihood, node, parent, of_parent, each, probability = heappop(waiting)
-            place, likelihood = len(tokens), -minus_likelihood
-            tokens.append(token_ids[self._head[node]][self._rank[node]])
-            parents.append(parent)
-            likelihoods.append(likelihood)
-            bins.append(each)
-            own.append(probability)
+            place, likelihood = len(chosen), -minus_likelihood
+            token_id = token_ids[self._head[node]][self._rank[node]]
+            chosen.append((token_id, parent, likelihood, each, probability))
             if (sibling := self._next_sibling[node]) != NOBODY:
                 consider(sibling, parent, of_parent, likelihood)
             if (child := self._first_child[node]) != NOBODY:
                 consider(child, place, likelihood, likelihood)
+        tokens, parents, likelihoods, bins, own = map(list, zip(*chosen, strict=True))
         return Proposed(row, Draft(tokens, parents, likelihoods), bins, own)

@@ -5,14 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from inference_api.engine.cuda.ops import (
-    IDS,
-    NUM_LINES,
-    POSITIONS,
-    PROMPT_LINES,
-    SLOTS,
-    STEP_LINES,
-)
+from inference_api.engine.cuda.ops import IDS, NUM_LINES, POSITIONS, PROMPT_LINES, SLOTS, STEP_LINES
 from inference_api.runner import MAX_TREE_TOKENS, RowStep
 
 Lines = NDArray[np.int32]

@@ -15,13 +15,7 @@ from inference_api.kernels.library import PackedWeight
 from inference_api.kernels.packing import Bits
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import SourceTensor
-from inference_api.loading.layout import (
-    EMBEDDING,
-    HEAD,
-    linear_weights,
-    torch_forms,
-    weight_plan,
-)
+from inference_api.loading.layout import EMBEDDING, HEAD, linear_weights, torch_forms, weight_plan
 from inference_api.loading.numbers import Numbers
 from inference_api.loading.stream import Weight, Write, write_weights
 from inference_api.loading.weights import Packing
