@@ -123,7 +123,8 @@ def compiled(wanted: Mapping[str, Sequence[str]] | None = None) -> Path:
     if not target.exists():
         logger.info("compiling the kernels, once: this takes up to half a minute, by zig longer")
         _build(compiler, targets[target], target)
-        _remove_old_builds()
+        for old in sorted(MADE.glob("hearth_kernels-*.so"), key=_made_ns)[:-MAX_BUILDS]:
+            old.unlink(missing_ok=True)  # a process that has it loaded keeps it
     target.touch()  # the newest one is loaded
     return target
 
@@ -295,13 +296,6 @@ def _version(compiler: Sequence[str]) -> str:
 
 def _made_ns(built: Path) -> int:
     return built.stat().st_mtime_ns
-
-
-def _remove_old_builds() -> None:
-    """All but the newest. A process that has one loaded keeps it."""
-    builds = sorted(MADE.glob("hearth_kernels-*.so"), key=_made_ns)
-    for build in builds[:-MAX_BUILDS]:
-        build.unlink(missing_ok=True)
 
 
 def _run(commands: Sequence[list[str]]) -> None:

@@ -1,7 +1,12 @@
-"""Judges heads: how often they are right, and how many tokens a step makes with them."""
+"""Judges heads: how often they are right, the best tree of what they guess, and how many tokens a
+step makes with it.
+
+A path (r0, r1, …) is the token of rank r0 of head 0, after it that of rank r1 of head 1, and so on.
+"""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -10,13 +15,15 @@ from torch import Tensor
 
 from inference_api.loading.heads import TreePath
 
-from . import tree
 from .answers import IGNORED, Positions, TrainingAnswer
 from .heads import Heads
 
 TOP = (1, 2, 4, 8)
 TREE_NODES = (4, 8, 16, 32, 64)  # with the root
 LEAST_MARGIN = 0.05
+MAX_PATHS = 63  # with the root 64 tokens
+MAX_RANKS = 10
+NOT_GUESSED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +41,13 @@ class Judgement:
 
 def answer_ranks(heads: Heads, token_ids: Tensor, positions: Positions) -> list[Tensor]:
     """Returns the ranks of the tokens that came, of each answer [positions, heads]."""
-    guesses = heads.guesses(positions.hidden, min(tree.MAX_RANKS, len(token_ids)))
-    found = tree.ranks(token_ids[guesses], positions.continuations(heads.num_heads))
+    guesses = heads.guesses(positions.hidden, min(MAX_RANKS, len(token_ids)))
+    found = ranks(token_ids[guesses], positions.continuations(heads.num_heads))
     return list(found.split(positions.lengths.tolist()))
 
 
 def tree_of(calibration: Sequence[Tensor]) -> list[TreePath]:
-    return tree.most_frequent_paths(torch.cat(list(calibration)).tolist())
+    return most_frequent_paths(torch.cat(list(calibration)).tolist())
 
 
 def judged(
@@ -54,13 +61,12 @@ def judged(
         top=[[_share(all_ranks[:, k], labels[:, k], top) for top in TOP] for k in range(num_heads)],
         trivial=trivial_accuracy(positions),
         tokens_by_nodes={
-            nodes: tree.tokens_per_step(paths[: nodes - 1], answers)
+            nodes: tokens_per_step(paths[: nodes - 1], answers)
             for nodes in TREE_NODES
             if nodes - 1 <= len(paths)
         },
         tokens_by_chain={
-            depth: tree.tokens_per_step(tree.chain(depth), answers)
-            for depth in range(1, num_heads + 1)
+            depth: tokens_per_step(chain(depth), answers) for depth in range(1, num_heads + 1)
         },
         answers=len(answers),
         positions=len(positions),
@@ -70,7 +76,7 @@ def judged(
 def _share(found: Tensor, labels: Tensor, top: int) -> float:
     """Returns how often a label is among the first `top` guesses."""
     found = found[labels != IGNORED]
-    return float(((found != tree.NOT_GUESSED) & (found < top)).float().mean())
+    return float(((found != NOT_GUESSED) & (found < top)).float().mean())
 
 
 def trivial_accuracy(positions: Positions) -> float:
@@ -108,3 +114,64 @@ def require_skill(judgement: Judgement) -> None:
             f"same token or the last one at {judgement.trivial:.1%}; {LEAST_MARGIN:.0%} more than "
             "that is the least that is written; train longer, or on more answers."
         )
+
+
+def ranks(guesses: Tensor, continuations: Tensor) -> Tensor:
+    """Returns the rank that each head gave the token that came.
+
+    `guesses` [positions, heads, ranks] and `continuations` [positions, heads]. Returns [positions,
+    heads], NOT_GUESSED where the token is not among the guesses.
+    """
+    is_right = guesses == continuations.unsqueeze(-1)
+    return torch.where(is_right.any(-1), is_right.int().argmax(-1), NOT_GUESSED)
+
+
+def most_frequent_paths(
+    position_ranks: Iterable[Sequence[int]], count: int = MAX_PATHS
+) -> list[TreePath]:
+    """Returns the paths that would have been right most often, each after its beginning.
+
+    A path's beginning is right at least as often as the path, so the set is a tree. Of equally
+    frequent paths the shorter come first.
+    """
+    counts: Counter[TreePath] = Counter()
+    for heads in position_ranks:
+        for path in prefixes(heads):
+            counts[path] += 1
+    ordered = sorted(counts, key=lambda path: (-counts[path], len(path), path))
+    return ordered[:count]
+
+
+def prefixes(heads: Sequence[int]) -> list[TreePath]:
+    """Returns the paths that are right at a position with these ranks, the shortest first."""
+    found: list[TreePath] = []
+    for rank in heads:
+        if rank == NOT_GUESSED:
+            break
+        found.append((*(found[-1] if found else ()), rank))
+    return found
+
+
+def chain(depth: int) -> list[TreePath]:
+    """Returns the path of each head's likeliest guess."""
+    return [(0,) * (length + 1) for length in range(depth)]
+
+
+def tokens_per_step(
+    paths: Collection[TreePath], answers: Iterable[Sequence[Sequence[int]]]
+) -> float:
+    """Returns the mean tokens of a step that decodes these answers with the tree of `paths`.
+
+    An answer is the ranks of its positions. A step emits the token that is certain and those of the
+    deepest path that is right, and the next one begins behind them: this is the decoding itself,
+    as long as a drafted token has the bits of a single step.
+    """
+    tree = frozenset(paths)
+    num_tokens = num_steps = 0
+    for positions in answers:
+        at = 0
+        while at < len(positions):
+            at += 1 + sum(path in tree for path in prefixes(positions[at]))
+            num_steps += 1
+        num_tokens += len(positions)
+    return num_tokens / num_steps

@@ -33,9 +33,14 @@ from scripts.medusa.jobs import Jobs
 from scripts.medusa.judging import (
     Judgement,
     answer_ranks,
+    chain,
     judged,
+    most_frequent_paths,
+    prefixes,
+    ranks,
     require_preferences,
     require_skill,
+    tokens_per_step,
     tree_of,
 )
 from scripts.medusa.making import examples
@@ -48,7 +53,6 @@ from scripts.medusa.prompts import (
     turn_of_user,
 )
 from scripts.medusa.training import Trainer, TrainingPlan, head_loss
-from scripts.medusa.tree import chain, most_frequent_paths, prefixes, ranks, tokens_per_step
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "hearth-tiny"

@@ -269,6 +269,9 @@ class KernelDecoder:
                 "table_offset": group * cache.tables[0].size,
                 "window": self._config.windows[index] or 0,
             }
+        router_scale = self._tensors.get(f"{name}.router_scale")
+        if router_scale is not None:
+            router_scale = router_scale * np.float32(self._config.hidden_size**-0.5)
         return {
             **{each: self._norm(f"{name}.{each}") for each in LAYER_NORMS},
             **linears,
@@ -278,7 +281,7 @@ class KernelDecoder:
             **{each: self._optional(f"{name}.{each}") for each in VECTORS},
             "gate_cutoff": self._gate_cutoff(index),
             "altup": self._altup(f"{name}{ALTUP}"),
-            "router_norm": {"weight": self._router_norm(f"{name}.router_scale")},
+            "router_norm": {"weight": self._pointer_or_null(router_scale)},
             "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
             **remembered,
         }
@@ -320,12 +323,6 @@ class KernelDecoder:
         if tensors["norm"] is not None:  # the router reads what is normalised over its size
             tensors["norm"] = tensors["norm"] / np.float32(self._config.hidden_size)
         return {each: self._pointer_or_null(tensor) for each, tensor in tensors.items()}
-
-    def _router_norm(self, name: str) -> Any:
-        scale = self._tensors.get(name)
-        if scale is None:
-            return ffi.NULL
-        return self._pointer(scale * np.float32(self._config.hidden_size**-0.5))
 
     def _norm(self, name: str) -> Fields:
         return {"weight": self._optional(f"{name}.weight"), "bias": self._optional(f"{name}.bias")}

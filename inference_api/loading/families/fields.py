@@ -108,9 +108,6 @@ class ConfigFields:
         self.refuse(name, value, "an object or nothing there")
         return {}
 
-    def eos_token_ids(self, vocab_size: int) -> frozenset[int]:
-        return frozenset(i for i in token_ids(self.raw.get("eos_token_id")) if i < vocab_size)
-
 
 def token_ids(value: object) -> frozenset[int]:
     """Returns the ids in an `eos_token_id`, which may be absent, an id, or a list of ids."""

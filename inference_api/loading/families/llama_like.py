@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from inference_api.loading.config import DEFAULT_MAX_SEQ_LEN, ModelConfig, RopeKind, TensorNames
-from inference_api.loading.families.fields import ConfigFields
+from inference_api.loading.families.fields import ConfigFields, token_ids
 from inference_api.loading.families.mixtures import ReadMixture, no_mixture
 from inference_api.loading.families.ropes import KINDS, read_rope, read_rotary_dim
 from inference_api.loading.families.windows import ReadWindows, no_windows
@@ -34,6 +34,7 @@ def read_llama_like(
     )
     vocab_size = fields.count("vocab_size")
     head_dim = fields.count("head_dim", max(1, hidden_size // num_heads))
+    eos_token_ids = token_ids(fields.raw.get("eos_token_id"))
     attention_bias = fields.flag("attention_bias")
     rotary_dim = read_rotary_dim(fields, head_dim, usual_rotary_share)
     rope = read_rope(fields, max_positions, rotary_dim, rope_kinds)
@@ -65,6 +66,6 @@ def read_llama_like(
         ropes=(rope,) * num_layers,
         rotary_dim=rotary_dim,
         tensor_names=tensor_names,
-        eos_token_ids=fields.eos_token_ids(vocab_size),
+        eos_token_ids=frozenset(each for each in eos_token_ids if each < vocab_size),
         mixture=mixture(fields, num_layers),
     )

@@ -49,11 +49,6 @@ def read_mixtral(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     return read_experts(fields, num_layers, "num_local_experts", size="intermediate_size")
 
 
-def read_gpt_oss_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Like Mixtral's, with biases."""
-    return replace(read_mixtral(fields, num_layers), has_biases=True)
-
-
 def read_qwen3_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """Experts in every `decoder_sparse_step`th layer, except for `mlp_only_layers`."""
     name = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"

@@ -2,6 +2,7 @@
 the others attention with gated outputs."""
 
 from dataclasses import replace
+from functools import partial
 
 from inference_api.loading.config import MixtureConfig, ModelConfig, TensorNames
 from inference_api.loading.families.fields import MAX_CONV_WIDTH, ConfigFields, Readers, of_text
@@ -22,10 +23,6 @@ def _read_qwen3_next(fields: ConfigFields) -> ModelConfig:
     return _read(fields, names, _read_mixture)
 
 
-def _read_qwen3_5_text(fields: ConfigFields) -> ModelConfig:
-    return _read(fields, "qwen3_5", no_mixture)
-
-
 def _read_qwen3_5_moe_text(fields: ConfigFields) -> ModelConfig:
     """Experts in all layers, with shares that sum to one, and no other MLP."""
     if fields.raw.get("mlp_only_layers"):
@@ -35,13 +32,6 @@ def _read_qwen3_5_moe_text(fields: ConfigFields) -> ModelConfig:
     return _read(fields.replace(intermediate_size=size), "qwen3_5", _read_mixture)
 
 
-READERS: Readers = {
-    "qwen3_5": of_text("qwen3_5_text", _read_qwen3_5_text),
-    "qwen3_5_moe": of_text("qwen3_5_moe_text", _read_qwen3_5_moe_text),
-    "qwen3_5_moe_text": _read_qwen3_5_moe_text,
-    "qwen3_5_text": _read_qwen3_5_text,
-    "qwen3_next": _read_qwen3_next,
-}
 _ONLY = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}  # supported values
 
 
@@ -103,3 +93,13 @@ def _dim(fields: ConfigFields, name: str) -> int:
         fields.refuse(name, size, f"a multiple of {DELTA_LANES} up to {MAX_DELTA_DIM}")
         return DELTA_LANES
     return size
+
+
+_read_qwen3_5_text = partial(_read, names="qwen3_5", mixture=no_mixture)
+READERS: Readers = {
+    "qwen3_5": of_text("qwen3_5_text", _read_qwen3_5_text),
+    "qwen3_5_moe": of_text("qwen3_5_moe_text", _read_qwen3_5_moe_text),
+    "qwen3_5_moe_text": _read_qwen3_5_moe_text,
+    "qwen3_5_text": _read_qwen3_5_text,
+    "qwen3_next": _read_qwen3_next,
+}

@@ -21,7 +21,6 @@ from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mamba import READERS as OF_MAMBA
 from inference_api.loading.families.mixtures import (
     read_ernie_mixture,
-    read_gpt_oss_mixture,
     read_mixtral,
     read_qwen3_mixture,
 )
@@ -164,7 +163,10 @@ def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
     """Experts with clamped gates, biases everywhere, attention sinks, and a window in every other
     layer."""
     config = read_llama_like(
-        fields, windows=alternating_windows, tensor_names="gpt_oss", mixture=read_gpt_oss_mixture
+        fields,
+        windows=alternating_windows,
+        tensor_names="gpt_oss",
+        mixture=lambda *given: replace(read_mixtral(*given), has_biases=True),
     )
     if config.activation != "silu":
         fields.refuse("hidden_act", fields.raw["hidden_act"], "silu, which its gates are made of")

@@ -300,8 +300,10 @@ def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
             "beta_slow": value("rope.scaling.yarn_beta_slow"),
             "truncate": is_truncated,
             QUERY_GROWTH: value("attention.temperature_scale"),
-            **_magnitudes(value("rope.scaling.yarn_log_multiplier")),
         }
+        if share := 10 * (value("rope.scaling.yarn_log_multiplier") or 0):
+            # DeepSeek's yarn magnitudes: scores are scaled, and not the turned dimensions.
+            scaling |= {"mscale": share, "mscale_all_dim": share}
     if ROPE_FACTORS in factors:
         scaling = rope_of_factors(factors[ROPE_FACTORS], float(theta))
     elif LONG_FACTORS in factors or SHORT_FACTORS in factors:
@@ -318,12 +320,6 @@ def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
         "rope_scaling": scaling,
         ORIGINAL_POSITIONS: context,
     }
-
-
-def _magnitudes(log_multiplier: float | None) -> dict[str, Any]:
-    """Returns DeepSeek's yarn magnitudes: scores are scaled, and not the turned dimensions."""
-    share = 10 * (log_multiplier or 0)
-    return {"mscale": share, "mscale_all_dim": share} if share else {}
 
 
 def rope_of_factors(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:
