@@ -37,7 +37,7 @@ from lab.demo.fleet.speeds import LOAD, with_speed
 from lab.kit.servers import exit_on_sigterm
 from scripts.fetch_smollm2 import fetch_smollm2
 
-MOST = 0.75  # of what a server answers at most
+MOST = 0.75  # of what a server answers within the planned levels
 CLEAR = 2.0  # standard errors
 MAX_BYTES = 2**30  # of a journal, of which a line has some kilobytes
 

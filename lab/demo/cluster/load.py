@@ -15,7 +15,7 @@ from random import Random
 
 HOST = "127.0.0.1"
 MAX_PRESENT = 256
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0  # longer than a request waits for a start, and its answer
 JOIN_S = 2 * TIMEOUT_S
 DATA, DONE = b"data: ", b"data: [DONE]"
 

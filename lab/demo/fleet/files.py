@@ -10,8 +10,8 @@ from lab.demo.cluster.files import SPEED_KEYS, Addresses
 from lab.demo.fleet.members import OUT_TOKENS, Member
 
 ACCELERATOR = "share"  # of a core
-PLANNED_TTFT_MS, PLANNED_ITL_MS = 400.0, 90.0
-IDLE_S = 15.0
+PLANNED_TTFT_MS, PLANNED_ITL_MS = 400.0, 60.0
+IDLE_S = 30.0
 
 
 def write_fleet(

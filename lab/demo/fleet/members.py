@@ -11,6 +11,7 @@ from lab.models.gguf_file import make_gguf
 from lab.peers.install import PREBUILT_LLAMA, VLLM, NotInstalled, install
 
 OUT_TOKENS = 40
+SPREAD = 1 / 6  # standard deviation of a day's requests, in hours of its server
 TEMPORARY = "temporary"  # vLLM's sockets and files, which it leaves when it is killed
 CONTEXT_TOKENS = 128  # of a row
 
@@ -37,9 +38,10 @@ class Member:
     peak_per_s: float = 0.0
 
     def rate_at(self, at_s: float, day_s: float) -> float:
-        """Requests a second: from nothing at dawn over the peak at noon to nothing at dusk."""
+        """Requests a second: a bell with its peak at noon, whose ends are cut at dawn and dusk."""
         part = (at_s / day_s - self.dawn) / (self.dusk - self.dawn)
-        return self.peak_per_s * math.sin(math.pi * part) ** 2 if 0 < part < 1 else 0.0
+        from_noon = (part - 0.5) / SPREAD
+        return self.peak_per_s * math.exp(-(from_noon**2) / 2) if 0 < part < 1 else 0.0
 
 
 def members(folder: Path, tell: Any = print) -> Sequence[Member]:
@@ -71,8 +73,8 @@ def members(folder: Path, tell: Any = print) -> Sequence[Member]:
         },
     }
     for recipe, member in (
-        (PREBUILT_LLAMA, Member("code", "llama.cpp", llama, 0.1, 0.15, 0.85)),
-        (VLLM, Member("mail", "vLLM", vllm, 0.3, 0.3, 1.0)),
+        (PREBUILT_LLAMA, Member("code", "llama.cpp", llama, 0.1, 0.1, 0.9)),
+        (VLLM, Member("mail", "vLLM", vllm, 0.5, 0.2, 1.0)),
     ):
         try:
             tell(f"{member.title} {install(recipe)}")

@@ -1,5 +1,5 @@
 """How fast a replica of each engine is that is held to its share: loops by `hearth bench`, on one
-replica alone, and their fit. One thread."""
+replica alone, their fit, and how many requests it answers within its levels. One thread."""
 
 import json
 from contextlib import closing
@@ -11,14 +11,17 @@ from cluster.engines import filled
 from cluster.server_keys import ServerKeys
 from common.fetch import answers_ok
 from lab.demo.cluster.measured import benchmarking, end
-from lab.demo.cluster.processes import HOST, until
-from lab.demo.fleet.files import ACCELERATOR
+from lab.demo.cluster.processes import HOST, DemoFailed, until
+from lab.demo.fleet.files import ACCELERATOR, PLANNED_ITL_MS, PLANNED_TTFT_MS
 from lab.demo.fleet.members import OUT_TOKENS, Member
 from lab.kit.shares import choose_limiter, hold_process
+from optimizer.inferno_json import read
+from optimizer.questions.queries import SizeQuery, size
+from optimizer.system import System
 
 START_S = 300.0  # vLLM imports for a minute on a small machine
 SECONDS = 8.0  # of each number of users: at a tenth of a core, few are answered in less
-LOAD = 1.5  # the peak, in what one replica answers at most
+LOAD = 1.5  # the peak, in what one replica answers within the planned levels
 
 
 def with_speed(member: Member, folder: Path) -> Member:
@@ -38,8 +41,25 @@ def with_speed(member: Member, folder: Path) -> Member:
     finally:
         end(replica)
     [perf] = json.loads((found / "perf.json").read_text())["models"]
-    most_per_s = json.loads((found / "fit.json").read_text())["validity"]["rate_per_s"]
-    return replace(member, perf=perf, peak_per_s=LOAD * max(most_per_s))
+    measured = replace(member, perf=perf)
+    return replace(measured, peak_per_s=LOAD * most_per_s(measured))
+
+
+def most_per_s(member: Member) -> float:
+    """Returns how many requests a second one replica answers within the planned levels. Raises
+    DemoFailed where it is too slow for them."""
+    query = {
+        "serviceCurve": member.perf["serviceCurve"],
+        "maxBatchSize": member.rows,
+        "avgInTokens": OUT_TOKENS,
+        "avgOutTokens": OUT_TOKENS,
+        "slo-ttft": PLANNED_TTFT_MS,
+        "slo-itl": PLANNED_ITL_MS,
+    }
+    sized = size(read(SizeQuery, query), System())
+    if not sized["feasible"]:
+        raise DemoFailed(f"{member.title} is too slow for the levels: {sized['idle']}")
+    return sized["arrivalRate"] / 60
 
 
 def _loops(url: str, member: Member, folder: Path) -> Path:

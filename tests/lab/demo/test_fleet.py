@@ -8,10 +8,12 @@ import pytest
 from cluster.config import read_config
 from lab.demo.cluster.files import Addresses
 from lab.demo.cluster.load import Asked
+from lab.demo.cluster.processes import DemoFailed
 from lab.demo.fleet.files import write_fleet
-from lab.demo.fleet.members import Member
+from lab.demo.fleet.members import OUT_TOKENS, Member
 from lab.demo.fleet.picture import draw
 from lab.demo.fleet.play import Day, Look
+from lab.demo.fleet.speeds import most_per_s
 from lab.demo.fleet.verdict import replica_s, verdict
 
 PERF = {"decodeParms": {"alpha": 20.0, "beta": 0.5}, "prefillParms": {"gamma": 20.0, "delta": 0.01}}
@@ -53,3 +55,15 @@ def test_a_day_is_judged_by_levels_losses_sleep_and_cost(tmp_path: Path) -> None
     never_slept = day(2, 2, 2, 2)
     assert [each.text for each in verdict(lost) if not each.is_kept] == ["1 requests lost (0)"]
     assert [each.is_kept for each in verdict(never_slept)] == [True, True, False, False]
+
+
+def test_the_peak_is_more_than_one_replica_answers_within_its_levels() -> None:
+    points = [
+        {"rows": rows, "ms": ms, "standardError": 0.1} for rows, ms in ((1, 20.0), (8, 110.0))
+    ]
+    curve = {"decodeMs": points, "promptTokenMs": [{"rows": 1, "ms": 1.0, "standardError": 0.1}]}
+    at_most = most_per_s(replace(CHAT, perf={"serviceCurve": curve}))
+    assert 0 < at_most < 8 / (OUT_TOKENS * 0.11)
+    slow = {**curve, "decodeMs": [{**each, "ms": 5 * each["ms"]} for each in points]}
+    with pytest.raises(DemoFailed, match="Hearth is too slow for the levels"):
+        most_per_s(replace(CHAT, perf={"serviceCurve": slow}))
