@@ -153,10 +153,7 @@ class ClusterConfig(Keys):
 
     def recipes(self, system: SystemDocument) -> Recipes:
         """How the replicas of each server are run, and their resources."""
-        settings = {
-            name: ({} if each.model is None else {"MODEL": each.model}) | each.settings
-            for name, each in self.servers.items()
-        }
+        settings = {name: each.replica_settings for name, each in self.servers.items()}
         resources = {name: each.resources for name, each in self.accelerators.items()}
         models = {name: tuple(each.models) for name, each in self.servers.items() if each.models}
         costs = {

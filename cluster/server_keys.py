@@ -70,6 +70,11 @@ class ServerKeys(Keys):
     ready_path: HttpPath | None = None
     metrics: dict[MetricField, Name] = Field(default_factory=dict)
 
+    @property
+    def replica_settings(self) -> dict[str, str]:
+        """The settings that each replica starts with: `model` is one of them."""
+        return ({} if self.model is None else {"MODEL": self.model}) | self.settings
+
     def engine_for(self, answer_tokens: float) -> Engine:
         """Returns the server's engine. `answer_tokens` is the mean in the system's load."""
         found = ENGINES[self.engine]

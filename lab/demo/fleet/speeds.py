@@ -29,7 +29,7 @@ def with_speed(member: Member, folder: Path) -> Member:
     Raises DemoFailed."""
     keys = ServerKeys.model_validate(dict(member.keys))
     engine, port = keys.engine_for(OUT_TOKENS), free_port(HOST)
-    settings = {**keys.settings, "USER_ROWS": str(member.rows)}
+    settings = {**keys.replica_settings, "USER_ROWS": str(member.rows)}
     command = filled(engine.command, model=keys.model, rows=member.rows)
     log = folder / f"{member.name}.log"
     replica, url = start_api((HOST, port), settings, log, command=command), f"http://{HOST}:{port}"
