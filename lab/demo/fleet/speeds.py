@@ -2,16 +2,18 @@
 replica alone, their fit, and how many requests it answers within its levels. One thread."""
 
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cluster.actuators.api_process import free_port, start_api
 from cluster.engines import filled
 from cluster.server_keys import ServerKeys
 from common.fetch import answers_ok
 from lab.demo.cluster.measured import benchmarking, end
-from lab.demo.cluster.processes import HOST, DemoFailed, until
+from lab.demo.cluster.processes import HOST, until
 from lab.demo.fleet.files import ACCELERATOR, PLANNED_ITL_MS, PLANNED_TTFT_MS
 from lab.demo.fleet.members import OUT_TOKENS, Member
 from lab.kit.shares import choose_limiter, hold_process
@@ -21,7 +23,7 @@ from optimizer.system import System
 
 START_S = 300.0  # vLLM imports for a minute on a small machine
 SECONDS = 8.0  # of each number of users: at a tenth of a core, few are answered in less
-LOAD = 1.5  # the peak, in what one replica answers within the planned levels
+LOAD = 1.5  # the peak, in what one replica answers within the planned levels, or at all
 
 
 def with_speed(member: Member, folder: Path) -> Member:
@@ -41,25 +43,25 @@ def with_speed(member: Member, folder: Path) -> Member:
     finally:
         end(replica)
     [perf] = json.loads((found / "perf.json").read_text())["models"]
-    measured = replace(member, perf=perf)
-    return replace(measured, peak_per_s=LOAD * most_per_s(measured))
+    at_most = max(json.loads((found / "fit.json").read_text())["validity"]["rate_per_s"])
+    return replace(
+        member, perf=perf, peak_per_s=LOAD * (rate_within_levels(perf, member.rows) or at_most)
+    )
 
 
-def most_per_s(member: Member) -> float:
-    """Returns how many requests a second one replica answers within the planned levels. Raises
-    DemoFailed where it is too slow for them."""
+def rate_within_levels(perf: Mapping[str, Any], rows: int) -> float | None:
+    """Returns how many requests a second one replica answers within the planned levels, or None
+    where it is too slow for them with a single one."""
     query = {
-        "serviceCurve": member.perf["serviceCurve"],
-        "maxBatchSize": member.rows,
+        "serviceCurve": perf["serviceCurve"],
+        "maxBatchSize": rows,
         "avgInTokens": OUT_TOKENS,
         "avgOutTokens": OUT_TOKENS,
         "slo-ttft": PLANNED_TTFT_MS,
         "slo-itl": PLANNED_ITL_MS,
     }
     sized = size(read(SizeQuery, query), System())
-    if not sized["feasible"]:
-        raise DemoFailed(f"{member.title} is too slow for the levels: {sized['idle']}")
-    return sized["arrivalRate"] / 60
+    return sized["arrivalRate"] / 60 if sized["feasible"] else None
 
 
 def _loops(url: str, member: Member, folder: Path) -> Path:
