@@ -90,11 +90,14 @@ def numbers(inputs: int, outputs: int, device: str) -> tuple[Tensor, list[Tensor
 
 
 def is_right(x: Tensor, weight: Tensor, form: Form) -> bool:
-    """Whether it is near float64, and a token's bits are its own."""
+    """Whether it is near float64, and a token's bits are its own: on a card, since the interpreter
+    multiplies by numpy, whose BLAS may sum rows of one product in different orders."""
     exact, made = x.double() @ weight.double().T, by_triton(x, weight, form)
     error = (made.sum(0) - exact).abs().max() / exact.abs().max()
     rolled, alone = by_triton(x.roll(1, 0), weight, form), by_triton(x[:1], weight, form)
-    has_own_bits = torch.equal(rolled.roll(-1, 1), made) and torch.equal(alone, made[:, :1])
+    has_own_bits = not x.is_cuda or (
+        torch.equal(rolled.roll(-1, 1), made) and torch.equal(alone, made[:, :1])
+    )
     if not (has_own_bits and error <= BOUNDS[x.dtype]):
         print(f"{tuple(form)} of {tuple(weight.shape)}: off by {error:.1e}, bits {has_own_bits}")
     return has_own_bits and bool(error <= BOUNDS[x.dtype])
