@@ -58,6 +58,10 @@ class Option:
     def machine(self) -> Machine:
         return self.speed.machine
 
+    @property
+    def accelerator(self) -> str:
+        return self.machine.accelerator.name
+
     def lowest_cost(self, demand: RequestDemand) -> float:
         """Returns the least cost, without queueing; infinite if even so ITL is missed."""
         tokens = demand.in_tokens / demand.out_tokens

@@ -93,19 +93,17 @@ def _next_replica(demand: RequestDemand, first: Sized) -> str:
 def _price(first: Sized, second: Sized) -> str:
     price = first.cents / second.cards
     now = second.option.cents / second.option.machine.cards
-    name = second.option.machine.accelerator.name
+    name = second.option.accelerator
     return f"{name} is cheapest below ${price / 100:.3g} a card and hour; now ${now / 100:.3g}."
 
 
 def _undecided(best: Sequence[Sized]) -> str | None:
     """Returns a warning if the errors of speeds allow another order."""
     high = best[0].cents_bounds[1]
-    names = [
-        each.option.machine.accelerator.name for each in best[1:] if each.cents_bounds[0] < high
-    ]
+    names = [each.option.accelerator for each in best[1:] if each.cents_bounds[0] < high]
     if not names:
         return None
-    first = best[0].option.machine.accelerator.name
+    first = best[0].option.accelerator
     return (
         f"Within the errors of their speeds {', '.join(names)} may be cheaper than {first}: "
         "measure before you choose."

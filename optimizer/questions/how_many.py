@@ -146,7 +146,7 @@ def how_many(query: HowManyQuery, cache: SizingCache) -> HowMany:
         "choices": [_choice(demand, each) for each in best],
         "notChosen": [
             {"accelerator": name, "reason": refused[name]}
-            for name in sorted(refused.keys() - {_type_of(each) for each in best})
+            for name in sorted(refused.keys() - {each.option.accelerator for each in best})
         ],
         "nearest": None if best else _nearest(demand, unfit),
         "changes": changes(demand, market, best, cache),
@@ -208,10 +208,6 @@ def _measured(query: HowManyQuery, facts: Facts) -> Iterable[tuple[tuple[str, in
         yield (facts.accelerator(perf.acc, f"{path}.acc").name, perf.units), perf
 
 
-def _type_of(each: Sized | Unfit) -> str:
-    return each.option.machine.accelerator.name
-
-
 def _cheapest_of_each(
     fit: Iterable[Sized], market: CardMarket, refused: dict[str, str]
 ) -> list[Sized]:
@@ -220,24 +216,25 @@ def _cheapest_of_each(
     for each in fit:
         if market.max_cards is not None and each.cards > market.max_cards:
             reason = f"it needs {each.cards} cards, of at most {market.max_cards}"
-            refused.setdefault(_type_of(each), reason)
+            refused.setdefault(each.option.accelerator, reason)
         else:
-            best.setdefault(_type_of(each), each)
+            best.setdefault(each.option.accelerator, each)
     return list(best.values())
 
 
 def _refuse(unfit: Iterable[Unfit], best: Iterable[Sized], refused: dict[str, str]) -> None:
-    done = {_type_of(each) for each in best}
+    done = {each.option.accelerator for each in best}
     for each in unfit:
-        if _type_of(each) not in done:
-            refused.setdefault(_type_of(each), f"{each.refusal.message} ({each.option.name})")
+        option = each.option
+        if option.accelerator not in done:
+            refused.setdefault(option.accelerator, f"{each.refusal.message} ({option.name})")
 
 
 def _choice(demand: RequestDemand, each: Sized) -> Choice:
     option, candidate, speed = each.option, each.candidate, each.option.speed
     machine = option.machine
     return {
-        "accelerator": machine.accelerator.name,
+        "accelerator": option.accelerator,
         "title": machine.accelerator.title,
         "cardsPerReplica": machine.cards,
         "numReplicas": candidate.replicas,

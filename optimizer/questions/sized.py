@@ -132,9 +132,9 @@ def sized_in_turn(
     unfit: list[Unfit] = []
     by_type: dict[str, list[Option]] = {}
     for option in options:
-        by_type.setdefault(option.machine.accelerator.name, []).append(option)
+        by_type.setdefault(option.accelerator, []).append(option)
     for turn in zip_longest(*by_type.values()):
-        cents = {each.option.machine.accelerator.name: each.cents for each in fit}
+        cents = {each.option.accelerator: each.cents for each in fit}
         worth = [
             option
             for name, option in zip(by_type, turn, strict=True)
@@ -252,7 +252,7 @@ def _system(demand: RequestDemand, options: Sequence[Option]) -> System:
     accelerators = [
         AcceleratorSpec(
             name=option.name,
-            type=option.machine.accelerator.name,
+            type=option.accelerator,
             multiplicity=option.machine.cards,
             cost=option.cents,
         )
