@@ -110,8 +110,7 @@ class LocalRunner(ModelRunner):
         return self._footprint_of(self._config)
 
     def _footprint_of(self, config: ModelConfig) -> Footprint:
-        is_packed, most_pages = self._has_packed_file, self._most_pages
-        how = (is_packed, most_pages, self._by_torch)
+        how = (self._has_packed_file, self._most_pages, self._by_torch)
         footprint = Footprint.of(config, self._options, self.bits, *how)
         return footprint if self._heads is None else footprint.beside(heads_bytes(self._heads))
 

@@ -62,9 +62,8 @@ class EngineOptions:
     def of_draft(self, context_tokens: int, draft: ModelConfig) -> Self:
         """Returns the options of a model that `draft` describes, to draft for rows of so many
         tokens: as many rows, of the same length if it supports that, else of its own."""
-        context_tokens = min(context_tokens, draft.max_positions)
         whole = replace(self, layers=None, has_medusa=False, has_mtp=False, experts_on_cpu=0)
-        return replace(whole, max_seq_len=context_tokens)
+        return replace(whole, max_seq_len=min(context_tokens, draft.max_positions))
 
     def part_of(self, config: ModelConfig) -> ModelConfig:
         """Returns the config of this process's layers of a model."""

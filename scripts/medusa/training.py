@@ -117,7 +117,8 @@ class Trainer:
                     losses = self._train_step()
                     self._seconds = time.monotonic() - started_s
                     if self._num_steps is None and self._step == TIMED_STEPS:
-                        bar.total = self._num_steps = self._steps_in(self._plan.minutes)
+                        wanted = 60 * self._plan.minutes * self._step / self._seconds
+                        bar.total = self._num_steps = max(TIMED_STEPS, round(wanted))
                     bar.update()
                     if self._step % LOG_EVERY_STEPS == 0:
                         self._log(losses)
@@ -127,9 +128,6 @@ class Trainer:
                         saved_s = time.monotonic()
             finally:
                 self._save()
-
-    def _steps_in(self, minutes: float) -> int:
-        return max(TIMED_STEPS, round(60 * minutes * self._step / self._seconds))
 
     def _train_step(self) -> list[float]:
         """Returns the loss of every head."""

@@ -5,18 +5,13 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from inference_api.errors import StartupError
 from inference_api.loading.gguf import SUFFIX, is_gguf
-from inference_api.loading.gguf.files import GgufModel
 from inference_api.loading.hardware import INSTALL_TORCH
 from scripts.quantize.making import Made, make
-
-if TYPE_CHECKING:
-    from scripts.quantize.calibration import Calibration
 
 MAX_TEXT_BYTES = 16 * 1024**2
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -37,7 +32,12 @@ def main(model: Path, target: Path, calibrate: Path | None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         _check(model, target)
-        start = None if calibrate is None else partial(_start, _text(calibrate))
+        start = None
+        if calibrate is not None:
+            text = _text(calibrate)
+            from scripts.quantize.calibration import begin  # imports torch, if it is there
+
+            start = partial(begin, text)
         made = make(model, target, start)
     except StartupError as error:
         click.echo("\n".join(error.faults), err=True)
@@ -69,12 +69,6 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise StartupError(f"{file} is no UTF-8 text ({error}); convert it.") from None
-
-
-def _start(text: str, source: Path, model: GgufModel) -> "Calibration":
-    from scripts.quantize.calibration import begin
-
-    return begin(text, source, model)
 
 
 def _summary(model: Path, target: Path, made: Made) -> str:

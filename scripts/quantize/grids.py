@@ -284,6 +284,5 @@ def _with_better_units(grid: Grid, weights: Floats, importance: Floats) -> Grid:
 
 def _better(one: Grid, other: Grid, weights: Floats, importance: Floats) -> Grid:
     """Returns the better of two grids for each block; `one` if both are alike."""
-    errors = (each.errors(weights, importance).sum(-1) for each in (one, other))
-    of_one, of_other = errors
+    of_one, of_other = (each.errors(weights, importance).sum(-1) for each in (one, other))
     return one.chosen(other, of_other < of_one)

@@ -47,8 +47,7 @@ def _same(fields: ConfigFields, name: str) -> object:
 def _with_plain_rope(fields: ConfigFields) -> ConfigFields:
     """Returns fields with plain rope: what is called dynamic here is an `alpha` that changes theta
     once."""
-    given = {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
-    scaling = fields.under(given)
+    scaling = fields.under({**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")})
     kind = scaling.raw.get("rope_type") or scaling.raw.get("type")
     if kind != "dynamic":
         return fields

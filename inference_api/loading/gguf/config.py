@@ -15,7 +15,6 @@ from inference_api.loading.families.windows import GLOBAL, LOCAL
 from inference_api.loading.gguf.hybrids import HYBRIDS, OwnFields, Shapes, by_layer
 from inference_api.loading.gguf.names import ARCHITECTURES
 
-Metadata = Mapping[str, Any]
 Factors = Mapping[str, NDArray[np.float64]]
 
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
@@ -35,7 +34,7 @@ _MODEL_TYPES = {each: kind for kind, each in reversed(ARCHITECTURES.items())} | 
 
 
 def raw_config(
-    architecture: str, metadata: Metadata, shapes: Shapes, factors: Factors
+    architecture: str, metadata: Mapping[str, Any], shapes: Shapes, factors: Factors
 ) -> dict[str, Any]:
     """Returns the fields that `read_config` reads. `factors` has, by tensor name, the factors that
     slow each rotary pair.
