@@ -7,7 +7,7 @@ thread.
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -17,7 +17,8 @@ from pydantic_core import ErrorDetails
 MAX_FAULTS = 100  # faults that are listed; more would not help
 MAX_SHOWN = 40  # characters of a value or key
 MAX_NAME_CHARS = 64  # longer keys are compared with none
-LIKELY, CERTAIN = 0.7, 0.8  # difflib's ratios of names: the latter differ by a letter or two
+LIKELY, CERTAIN = 0.7, 0.8  # difflib's ratios of names
+MAX_WRONG_LETTERS = 2  # in a name that is taken for a misspelt one
 SECRETS = ("SECRET", "REDIS_URL", "API_KEY", "API_BASE")  # parts of names of secret variables
 
 Step = int | str
@@ -74,12 +75,22 @@ def message_of(detail: ErrorDetails, model: object = None, whole: str = "it") ->
 
 def unknown_key(name: str, known: Collection[str]) -> str:
     """Returns the message about a key that is not among the known ones."""
-    if near := nearest(name, known, LIKELY):
+    if near := nearest(name, known):
         return f"is not known (did you mean {near}?); correct it or leave it out"
     return f"is not known; leave it out{_listed(known)}"
 
 
-def nearest(name: str, known: Iterable[str], closeness: float = CERTAIN) -> str | None:
+def is_misspelt(name: str, known: Iterable[str]) -> bool:
+    """Returns whether a known name differs by a letter or two, in any case. Other servers have
+    fields like `reasoning_format`, which is nobody's `reasoning_effort`."""
+    if (near := nearest(name, known, CERTAIN)) is None:
+        return False
+    changes = SequenceMatcher(None, name.lower(), near.lower()).get_opcodes()
+    wrong = (max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in changes if tag != "equal")
+    return sum(wrong) <= MAX_WRONG_LETTERS
+
+
+def nearest(name: str, known: Iterable[str], closeness: float = LIKELY) -> str | None:
     """Returns the known name that this one was likely meant to be, in any case."""
     if len(name) > MAX_NAME_CHARS:
         return None

@@ -89,7 +89,9 @@ class UnknownModel(HearthError):
     code = "model_not_found"
 
     def __init__(self, name: str, served: Sequence[str]) -> None:
-        super().__init__(f"Model '{name}' is not served here; served: {', '.join(served)}.")
+        # Clients that were told an address without /v1 ask for /chat/completions.
+        remedy = " OpenAI's routes begin with /v1." * (name == "completions")
+        super().__init__(f"Model '{name}' is not served here; served: {', '.join(served)}.{remedy}")
         self.param = "model"
 
 

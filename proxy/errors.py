@@ -77,7 +77,7 @@ class RoleNeeded(ProxyError):
     def __init__(self, route: str, role: str, needed: str) -> None:
         super().__init__(
             f"{route} needs the role '{needed}' and this token has '{role}'; "
-            "use a token of that role, or ask who keeps the policy."
+            "use a token of that role, or a team's routes: those of OpenAI begin with /v1."
         )
 
 

@@ -54,7 +54,8 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
         status = error.code or 500
         code = error.name.lower().replace(" ", "_")
         on_error(code)
-        message = f"{request.method} {request.path}: {error.name}"
+        remedy = "; /docs/ has the routes, and those of OpenAI begin with /v1" * (status == 404)
+        message = f"{request.method} {request.path}: {error.name}{remedy}"
         for_anthropic = messages_error(status, message, g.request_id)
         response = _response(error_body(status, message, code), status, for_anthropic)
         for name, value in error.get_headers():

@@ -126,6 +126,9 @@ def _as_float(value: Any) -> Any:
 
 # For a float with bounds: an integer beyond any float is also beyond the bounds.
 ANY_SIZE = BeforeValidator(_as_float)
+# For a number of tokens: clients of llama.cpp say -1 for as many as there is room for.
+OR_ALL = BeforeValidator(lambda tokens: MAX_INTEGER if tokens == -1 else tokens)
+MaxTokens = Annotated[int, Field(ge=1, le=MAX_INTEGER), OR_ALL]
 
 
 AskedSpeculation = Annotated[

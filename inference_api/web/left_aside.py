@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from common.faults import nearest, unknown_key
+from common.faults import is_misspelt, unknown_key
 
 MAX_UNKNOWN = 64  # unknown fields of a body
 MAX_SAID = 32  # paths that are reported, because they go into a header
@@ -53,14 +53,14 @@ class LeftAside:
         self.paths[path] = path if is_known else f"{place}.{UNKNOWN}".removeprefix(".")
 
     def add_unknown(self, kind: type[BaseModel], name: str, absent: set[str]) -> str | None:
-        """Returns the fault of an unknown field, or None: for example, that its name resembles one
-        of the `absent` fields."""
+        """Returns the fault of an unknown field, or None: for example, that its name is one of the
+        `absent` fields', misspelt."""
         if (kind, name) in self._unknown:
             return None
         self._unknown.add((kind, name))
         if len(self._unknown) > MAX_UNKNOWN:
             return f"is one of more than {MAX_UNKNOWN} fields that are not known; leave them out"
-        if nearest(name, absent) is not None:
+        if is_misspelt(name, absent):
             return unknown_key(name, absent)
         if self.rules.refuses_unknown:
             return unknown_key(name, ())

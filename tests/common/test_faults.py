@@ -5,7 +5,15 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.faults import fault_of, keys_at, nearest, path_of, setting_faults, shown
+from common.faults import (
+    fault_of,
+    is_misspelt,
+    keys_at,
+    nearest,
+    path_of,
+    setting_faults,
+    shown,
+)
 
 
 class Wheel(BaseModel):
@@ -82,6 +90,21 @@ def test_keys_are_found_through_lists_mappings_and_unions() -> None:
 def test_a_long_name_is_compared_with_none() -> None:
     assert nearest("Spoke", ["spokes", "radius"]) == "spokes"
     assert nearest("s" * 10**7, ["s" * 64]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "is_wrong"),
+    [
+        ("temprature", "temperature", True),
+        ("temperatrue", "temperature", True),
+        ("MaxToken", "max_tokens", True),
+        ("reasoning_format", "reasoning_effort", False),
+        ("repetition_decay", "repetition_penalty", False),
+        ("k", "n", False),
+    ],
+)
+def test_a_misspelt_name_differs_by_a_letter_or_two(name: str, known: str, is_wrong: bool) -> None:
+    assert is_misspelt(name, ["spokes", known]) is is_wrong
 
 
 def test_a_path_quotes_what_is_no_name() -> None:

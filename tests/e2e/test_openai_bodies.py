@@ -122,6 +122,10 @@ def test_what_a_message_may_not_hold_is_refused_with_its_place(
         ({"prompt": ["a"] * 257}, "prompt: has 257 entries; give 256 or fewer."),
         ({"prompt": ["a"] * 200, "n": 2}, "n: is 2 for each of 200 prompts; give prompts times"),
         ({"stop": ["a"] * 9}, "stop: has 9 entries; give 8 or fewer."),
+        (
+            {"logit_bias": dict.fromkeys(map(str, range(1025)), 1)},
+            "logit_bias: has 1025 entries; give 1024 or fewer.",
+        ),
         ({"stop": 5}, "stop: give a text or a list of 8 texts at most."),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens: is 5, above max_tokens, 4; lower it."),
         ({"min_tokens": -1}, "min_tokens: is -1; give 0 or more."),

@@ -19,7 +19,15 @@ from inference_api.apis.openai.tools import ConversationFields, check_open
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams
 from inference_api.web.entries import text_or
-from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, Body, Unserved, fault
+from inference_api.web.fields import (
+    ANY_SIZE,
+    MAX_INTEGER,
+    OR_ALL,
+    Body,
+    MaxTokens,
+    Unserved,
+    fault,
+)
 from inference_api.web.json_object import shortened
 from inference_api.web.sampling import SampledBody
 from inference_api.web.thinking import Effort, Thinking, effort_options, thinking_options
@@ -28,6 +36,7 @@ MAX_CHOICES = 32
 MAX_GENERATIONS = 256  # prompts times choices of one call
 MAX_STOP_STRINGS = 8
 MAX_STOP_TOKEN_IDS = 64
+MAX_BIASES = 1024  # tokens of `logit_bias`, each of which takes time in every step
 MAX_LOGPROBS = 20
 MAX_SCORES = 1024  # log probabilities for each token of prompts and answers
 MAX_PRIORITY = 1000
@@ -35,6 +44,9 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 
 TOKEN_ID = re.compile("[0-9]{1,10}")
 
+Biases = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100), ANY_SIZE]], Field(max_length=MAX_BIASES)
+]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Text = Annotated[str, Field(min_length=1)]
@@ -96,10 +108,10 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
     """Fields that completions and chat share."""
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    max_tokens: MaxTokens | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100), ANY_SIZE]] | None = None
+    logit_bias: Biases | None = None
     stop: Stop | None = None
     stop_token_ids: (
         Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
@@ -210,7 +222,7 @@ class CompletionBody(GenerationBody):
     }
 
     prompt: Prompt
-    max_tokens: int | None = Field(None, ge=0, le=MAX_INTEGER)
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INTEGER), OR_ALL] | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
 
@@ -266,7 +278,7 @@ class ChatBody(ConversationFields, GenerationBody):
     enable_thinking: bool | None = None
     thinking: Thinking | None = None
     reasoning_effort: Effort | None = None
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 

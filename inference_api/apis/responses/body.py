@@ -16,7 +16,7 @@ from inference_api.apis.responses.tools import Called, ToolChoice, Tools, flatte
 from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.tools.events import Tool
 from inference_api.web.constraints import Schema, schema_constraint
-from inference_api.web.fields import MAX_INTEGER, Body, Unserved, fault
+from inference_api.web.fields import Body, MaxTokens, Unserved, fault
 from inference_api.web.sampling import SampledBody
 from inference_api.web.thinking import Effort, effort_options
 from inference_api.web.tools import ChosenTools, ToolBody
@@ -84,7 +84,7 @@ class ResponsesBody(ToolBody, SampledBody):
     tool_choice: ToolChoice | None = None
     input: Input
     parallel_tool_calls: bool | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    max_output_tokens: MaxTokens | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     metadata: Annotated[dict[str, MetadataText], Field(max_length=MAX_METADATA)] | None = None

@@ -186,7 +186,7 @@ AnyItem = Annotated[
         _type_of_item,
         custom_error_type="item",
         custom_error_message=f"is of a type that is not served; give {', '.join(_TYPES)}. Nothing "
-        "is kept between calls, so that no item can refer to another",
+        "is kept between calls: send items whole, as clients do that are told store: false",
     ),
 ]
 

@@ -19,7 +19,7 @@ from inference_api.errors import InvalidRequest
 from inference_api.request import FinishReason
 from inference_api.tools.answers import AnswerReader, Thought
 from inference_api.tools.formats import hermes
-from inference_api.web.fields import Body, Json, parse
+from inference_api.web.fields import MAX_INTEGER, Body, Json, parse
 from tests.e2e.test_responses import events_of
 
 PIECES = [
@@ -204,6 +204,25 @@ def test_no_route_that_reads_a_prompt_drops_its_salt(salt: str) -> None:
         params: Any = read.chat().params if kind is ResponsesBody else read.params()
         (one,) = params if isinstance(params, list) else [params]
         assert one.cache_salt == salt
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "body"),
+    [
+        (ChatBody, "max_tokens", {"messages": [{"role": "user", "content": "a"}]}),
+        (ChatBody, "max_completion_tokens", {"messages": [{"role": "user", "content": "a"}]}),
+        (CompletionBody, "max_tokens", {"prompt": "a"}),
+        (ResponsesBody, "max_output_tokens", {"input": "a"}),
+    ],
+)
+def test_minus_1_is_as_many_tokens_as_there_is_room_for(
+    kind: type[Body], field: str, body: Json
+) -> None:
+    read: Any = parse(kind, json.dumps(body | {field: -1}).encode())
+    (one,) = read.chat().params if kind is ResponsesBody else read.params()
+    assert one.max_tokens == MAX_INTEGER
+    with pytest.raises(InvalidRequest, match=f"{field}: is -2; give [01] or more"):
+        parse(kind, json.dumps(body | {field: -2}).encode())
 
 
 def test_a_response_shows_every_kind_of_tool_as_it_was_sent() -> None:

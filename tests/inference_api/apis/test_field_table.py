@@ -6,7 +6,10 @@ from contextlib import suppress
 import pytest
 from pydantic import ValidationError
 
+from inference_api.apis.embeddings import EmbeddingsBody
 from inference_api.apis.field_table import BODIES, field_tables
+from inference_api.apis.openai.bodies import ChatBody, CompletionBody
+from inference_api.apis.responses.body import ResponsesBody
 from inference_api.web.fields import Body
 from inference_api.web.left_aside import LeftAside, places
 from lab.kit.servers import ROOT
@@ -20,6 +23,18 @@ def kinds() -> Iterator[tuple[str, type[Body]]]:
 
 
 KINDS = dict(kinds())
+# What clients of llama.cpp, Ollama, SGLang, TGI, Groq, OpenRouter, Mistral and others send.
+OF_OTHER_SERVERS = """
+    adapter_id backend_sampling cache_prompt compound_custom continue_
+    custom_params do_sample dry_base dynatemp_range ebnf enable_search encoder_repetition_penalty
+    format grammar id_slot incremental_output input_ids keep_alive logit_bias_exp lora_path
+    mirostat mirostat_tau models n_keep n_predict n_probs no_repeat_ngram_size num_ctx options
+    parse_tool_calls penalty_alpha plugins prompt_mode provider random_seed raw reasoning_budget
+    reasoning_format regex repeat_last_n repetition_decay repetition_penalty_range return_progress
+    rid safe_prompt samplers search_options separate_reasoning stop_regex stream_reasoning
+    temperature_last tfs_z think thinking_budget timings_per_token top_n_sigma top_n_tokens
+    transforms typ_p typical_p usage xtc_threshold
+"""
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
 
@@ -38,6 +53,13 @@ def test_no_field_that_is_known_is_taken_for_another(kind: type[Body]) -> None:
         with suppress(ValidationError):  # of what is missing beside it
             kind.model_validate({name: "x"}, context=aside)
         assert list(aside.paths) == ([name] if name in kind.advisory else [])
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody, EmbeddingsBody, ResponsesBody])
+def test_no_field_of_another_server_is_taken_for_a_misspelt_one(body: type[Body]) -> None:
+    honoured = {field.alias or name for name, field in body.model_fields.items()}
+    for name in {*OF_OTHER_SERVERS.split()} - honoured - body.advisory - body.unserved.keys():
+        assert LeftAside(body).add_unknown(body, name, honoured) is None
 
 
 def test_the_document_has_the_tables() -> None:

@@ -215,6 +215,12 @@ def test_large_body_is_refused(client: FlaskClient) -> None:
     assert_error(response, 413, "The request body exceeds 2048 bytes; send less or raise MAX_CONT")
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/v1/v1/chat/completions"])
+def test_an_address_without_v1_is_told_its_remedy(client: FlaskClient, path: str) -> None:
+    said = client.post(path, json={"messages": []}).get_json()["message"]
+    assert said.endswith((" OpenAI's routes begin with /v1.", " of OpenAI begin with /v1"))
+
+
 def test_unknown_model_path_and_verb(client: FlaskClient) -> None:
     for route in ("inference", "predictions", "chat"):
         assert_error(client.post(f"/{route}/other", json={"text": "a"}), 404, "Model 'other'")
