@@ -2,11 +2,12 @@
 
 import re
 from functools import partial
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote
 
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 
 from benchmarking.errors import InvalidConfig
+from common.paths import http_parts
 from common.startup import EnvironmentSettings, read_settings
 
 CREDENTIALS = {"key", "api_key", "api-key", "apikey", "token", "access_token", "password", "sig"}
@@ -46,13 +47,7 @@ def load_settings() -> Settings:
 
 def checked_base(base: str) -> str:
     """Returns a server's address without a slash at its end. No ValueError holds a part of it."""
-    try:
-        parts = urlsplit(base)
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # it repeats what it cannot read
-        is_one = False
-    if not is_one:
-        raise ValueError("write it as http://host:port/v1")
+    parts = http_parts(base)
     if "@" in parts.netloc or CREDENTIALS & {name.lower() for name in parse_qs(parts.query)}:
         raise ValueError(
             "holds credentials, and addresses are written to files; put a key into "

@@ -5,7 +5,6 @@
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
@@ -18,23 +17,12 @@ from common.faults import capped, shown
 from common.files import read_bounded
 from common.key_files import Keys, KeysFaulty, float_of, parse_keys
 from common.origins import HOST
-from common.paths import UserPath
+from common.paths import BaseUrl, UserPath
 
 MAX_FILE_BYTES = 2**20
 MAX_KEYS = 2**18  # and values
 MAX_SERVERS = 1000
 MAX_SYSTEM_BYTES = 2**26
-
-
-def _url(text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        sound = False
-    if not sound:
-        raise ValueError(f"{shown(text)} is not a URL; give one like http://127.0.0.1:3302")
-    return text.rstrip("/")
 
 
 def _address(text: str) -> str:
@@ -58,7 +46,7 @@ def _in_folder(path: Path, info: ValidationInfo) -> Path:
 
 
 _READ_EMPTY: Any = Field(default_factory=dict, validate_default=True)
-Url = Annotated[str, Field(max_length=2048), AfterValidator(_url)]
+Url = Annotated[BaseUrl, Field(max_length=2048)]
 Address = Annotated[str, Field(max_length=300), AfterValidator(_address)]
 HostName = Annotated[str, Field(max_length=255), AfterValidator(_host)]
 FilePath = Annotated[UserPath, AfterValidator(_in_folder), Field(strict=False)]
@@ -120,7 +108,7 @@ class ClusterConfig(Keys):
 
     @property
     def host(self) -> str:
-        return self.listen.rpartition(":")[0]
+        return self.listen.rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> int:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from threading import Timer
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 import certifi
+
+from common.paths import http_parts
 
 MAX_REASON = 300  # characters
 OK = 200
@@ -81,7 +83,7 @@ def ask(
     """Returns the answer, whatever its status. `body` is sent as JSON. Follows no redirect and uses
     no proxy, whatever the environment says. Raises FetchFailed."""
     try:
-        parts = urlsplit(url)
+        parts = http_parts(url)
         path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
         sent, all_headers = None, dict(headers or {})
         if body is not None:

@@ -5,7 +5,6 @@ and bounds; `docs/proxy.md` explains them. `Settings.load` reports every fault a
 """
 
 import ipaddress
-import re
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -14,7 +13,7 @@ from pydantic import Field, SecretStr, ValidationError
 from common.faults import setting_faults
 from common.logs import LogFormat, LogLevel
 from common.origins import LOCAL, REDIS, Origins, Words
-from common.paths import UserFile, UserPath
+from common.paths import BaseUrl, HttpUrl, UserFile, UserPath
 from common.startup import EnvironmentSettings
 from proxy.errors import StartupError
 
@@ -24,7 +23,6 @@ ASYMMETRIC_ALGORITHMS = frozenset(
 )
 # RFC 7518, section 3.2: a key at least as large as the hash, which is 32 bytes for SHA-256.
 MIN_SECRET_BYTES = 32
-URL = re.compile(r"https?://[^\s/?#@]+")
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -49,7 +47,7 @@ class Settings(EnvironmentSettings):
     upstream_keys: UserFile | None = None
     kubernetes_api: str = "https://kubernetes.default.svc"
     kubernetes_account: UserPath = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-    cluster_url: str | None = None
+    cluster_url: BaseUrl | None = None
     upstream_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     connect_timeout: Seconds = 5.0
     first_byte_timeout: Seconds = 600.0
@@ -75,7 +73,7 @@ class Settings(EnvironmentSettings):
     jwt_require_expiry: bool = False  # the documented example token has no expiry
     jwt_role_claim: str | None = None  # None: `role`, only in tokens of JWT_SECRET
     jwks_file: UserFile | None = None
-    jwks_url: str | None = None
+    jwks_url: HttpUrl | None = None
     revoked_tokens_file: UserFile | None = None
 
     cors_origins: Origins = (LOCAL,)  # `*`: any
@@ -159,10 +157,6 @@ class Settings(EnvironmentSettings):
             (
                 self.upstreams_file is not None and self.upstreams_service is not None,
                 "UPSTREAMS_FILE and UPSTREAMS_SERVICE are both set; keep one",
-            ),
-            (
-                self.cluster_url is not None and not URL.fullmatch(self.cluster_url),
-                f"CLUSTER_URL='{self.cluster_url}' is no address; give http(s)://host[:port]",
             ),
             (
                 self.jwks_file is not None and self.jwks_url is not None,

@@ -6,14 +6,14 @@ import socket
 def port_faults(host: str, port: int, names: tuple[str, str]) -> list[str]:
     """Returns why no server can listen there, if so. `names` are those of the two settings."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-        except (OSError, TypeError, ValueError) as error:  # the last two: no name of a host
-            reason = error.strerror if isinstance(error, OSError) else error
-            return [
-                f"{names[0]}={host!r}, {names[1]}={port} cannot be bound ({reason}); stop what "
-                "holds the port or choose another."
-            ]
+    except (OSError, TypeError, ValueError) as error:  # the last two: no name of a host
+        reason = error.strerror if isinstance(error, OSError) else error
+        return [
+            f"{names[0]}={host!r}, {names[1]}={port} cannot be bound ({reason}); stop what "
+            "holds the port or choose another."
+        ]
     return []

@@ -3,19 +3,13 @@
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from common.paths import BaseUrl
 from proxy.files import read_yaml, validated
 
 MAX_ROWS = 65_536
-
-
-def _checked(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-        raise ValueError(f"{url!r}; expected http(s)://host[:port][/path]")
-    return url
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
@@ -24,7 +18,7 @@ class UpstreamSpec:
     for a server that does not report its user rows. Routes refer to its `server`. `cents_per_hour`
     is its cost, whether or not it has requests."""
 
-    url: Annotated[str, AfterValidator(_checked)]
+    url: BaseUrl
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     health_path: Annotated[str, Field(pattern="^/[!-~]*$")] = "/ready"
     models: tuple[str, ...] = ()

@@ -58,7 +58,7 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         "actuator: {kind: nomad}\naccelerators: {}\nextra: 1\nperiod_s: .nan\n",
     )
     for told in (
-        'optimizer: "ftp://x" is not a URL',
+        "optimizer: is no address; give one like http://",
         'listen: "here" is not HOST:PORT',
         "servers.s.modle: is not known (did you mean model?); correct it or leave it out",
         "actuator.kind: is \"nomad\"; give 'local', 'ray' or 'kubernetes'",
@@ -115,6 +115,7 @@ def test_bytes_that_are_no_text_and_files_that_are_none_are_refused(tmp_path: Pa
         '{"system": 3}',
         '{"system": {"serverData": []}}',
         '{"system": {"serverData": {"servers": [{}]}}}',
+        '{"system": {}, "system": {}}',
         "[" * 100_000,
     ],
 )
@@ -123,6 +124,13 @@ def test_a_system_that_is_none_is_refused_in_words(tmp_path: Path, content: str)
     (tmp_path / "system.json").write_text(content)
     with pytest.raises(ConfigFaulty, match="system"):
         read_config(path)
+
+
+@pytest.mark.parametrize("address", ["::1:3300", "[::1]:3300"])
+def test_an_ipv6_address_may_be_in_brackets_as_in_urls(tmp_path: Path, address: str) -> None:
+    text = LEAST + f"accelerators: {{A: {{}}, B: {{}}}}\nlisten: '{address}'\n"
+    config, _ = read_config(written(tmp_path, text))
+    assert (config.host, config.port) == ("::1", 3300)
 
 
 def test_settings_are_texts_whatever_yaml_reads(tmp_path: Path) -> None:

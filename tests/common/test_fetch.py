@@ -113,6 +113,12 @@ def test_what_is_no_server_is_said(url: str) -> None:
         fetch(url, BOUNDS)
 
 
+@pytest.mark.parametrize("url", ["localhost:7000", "127.0.0.1:7000/v1", "//h", "ftp://h", ""])
+def test_an_address_without_its_scheme_is_not_asked_for_at_another_port(url: str) -> None:
+    with pytest.raises(FetchFailed, match="is no address; give one like"):
+        fetch(url, BOUNDS)
+
+
 TOP = Path(__file__).parents[2]
 PACKAGES = ("common", "inference_api", "proxy", "optimizer", "weights", "benchmarking", "cluster")
 CLIENTS = re.compile(r"^\s*(import requests|import http\.client|from urllib\.request|import httpx)")

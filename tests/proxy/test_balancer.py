@@ -276,7 +276,18 @@ def test_file_with_urls_and_mappings_is_read() -> None:
         ("", "expected a list"),
         ("upstreams:", "expected a list"),
         ("upstreams: [", "no plain YAML"),
-        ("upstreams: [ftp://a]", "expected http"),
+        *(
+            (f"upstreams: ['{url}']", "is no address; give one like http://")
+            for url in (
+                "ftp://a",
+                "a:1",
+                "http://a:99999",
+                "http://a:0",
+                "http://[::1",
+                "http://a b",
+            )
+        ),
+        ("upstreams: ['http://a?b']", "has a query or a fragment; leave it out"),
         ("upstreams: [7]", "[0]: is 7; give an object; known keys: url, weight"),
         ("upstreams: [{weight: 1}]", "[0].url: is missing; give it"),
         ("upstreams: [http://a, http://a]", "twice"),

@@ -227,7 +227,7 @@ def _configured(config: Path) -> tuple[int, str]:
 )
 def test_an_address_that_is_none_is_refused(base: str) -> None:
     status, said = measured(base)
-    assert (status, "write it as http://host:port/v1" in said) == (2, True), said
+    assert (status, "is no address; give one like http://" in said) == (2, True), said
     assert "hidden" not in said
 
 

@@ -74,7 +74,10 @@ def test_every_wrong_key_of_a_config_is_named(tmp_path: Path) -> None:
     [
         ("llm_api: sambastudio", "not included"),
         ("llm_api: other", "give 'sncloud', 'openai' or 'hearth'"),
-        ("api_base: localhost:7000", "write it as http://host:port/v1"),
+        (
+            "api_base: localhost:7000",
+            "api_base: is no address; give one like http://127.0.0.1:7000",
+        ),
         ("api_base: http://me:secret@host/v1", "BENCHMARK_API_KEY"),
         ("run_name: ../up", 'run_name: is "../up"; give one that fits'),
         ("sampling_params: {stream: false}", "stream belongs to the benchmark"),
