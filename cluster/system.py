@@ -4,13 +4,13 @@ It reads names, and the speeds of models on accelerators; the optimizer validate
 be in any case, as in the optimizer. Immutable.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.errors import ConfigFaulty
+from common.plain_yaml import plain_json
 
 Json = dict[str, Any]
 
@@ -74,7 +74,7 @@ class SystemDocument:
 def read_system(content: bytes) -> SystemDocument:
     """Returns the document in this content. Raises ConfigFaulty."""
     try:
-        parts = _with_known_keys(json.loads(content))["system"]
+        parts = _with_known_keys(plain_json(content))["system"]
         document = SystemDocument(
             parts,
             _by_name(parts, "serverData", "servers"),

@@ -4,6 +4,8 @@ It accepts lists, mappings with unique keys, strings, numbers, true, false and n
 features that can explode or surprise: aliases, tags, merged keys, several documents, deep nesting.
 """
 
+import json
+from collections import Counter
 from typing import Any
 
 import yaml
@@ -45,6 +47,19 @@ def plain_value(text: str, max_nodes: int = MAX_NODES) -> Any:
     if doubled:
         raise ValueError("; ".join(doubled))
     return value
+
+
+def plain_json(content: bytes) -> Any:
+    """Returns a value of JSON, in which each key is there once. Raises ValueError and
+    RecursionError."""
+
+    def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+            raise ValueError(f"{name[:40]!r} appears twice; remove one")
+        return found
+
+    return json.loads(content, object_pairs_hook=each_once)
 
 
 class _Loader(yaml.SafeLoader):

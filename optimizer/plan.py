@@ -3,7 +3,6 @@
 It asks the optimizer's own question (`questions.how_many`) in this process: no server is needed.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 
 from common.files import read_bounded
 from common.numerics import FloatArray
-from common.plain_yaml import plain_value
+from common.plain_yaml import plain_json, plain_value
 from optimizer.candidates.replicas import SizingCache
 from optimizer.catalogue.facts import Precision, shipped_facts
 from optimizer.errors import InvalidRequest
@@ -228,7 +227,7 @@ def _content(path: Path) -> Any:
     try:
         raw = read_bounded(path, MOST_BYTES)
         if path.suffix == ".json":
-            return json.loads(raw)
+            return plain_json(raw)
         return plain_value(raw.decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise file_fault(path, str(error)) from error

@@ -112,6 +112,7 @@ def test_levels_that_nothing_meets_end_with_a_status_and_the_nearest() -> None:
         ('{"decode_ms": [[1]], "prefill_ms_per_token": []}', "--perf", "lists of [rows, ms"),
         ('{"decode_ms": [], "prefill_ms_per_token": []}', "--perf", "has 0 entries; give 1"),
         ('{"models": [{"name": "hearth-tiny", "acc": "h100"}]}', "--perf", "measured[0].name"),
+        ('{"models": [], "models": []}', "--perf", "'models' appears twice; remove one"),
         ("[" * 100_000, "--perf", ".json: "),
     ],
 )
