@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from limits import RateLimitItem, RateLimitItemPerMinute
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 REDIS_TIMEOUT_S = 0.5
 # After a failure of Redis, counts are kept in memory for so long before it is asked again.
 REDIS_RETRY_S = 5.0
+MAX_STEP_S = 5.0  # between two questions; more is a clock that was set
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ class TeamLimits:
     ) -> None:
         """Does not connect yet, because Redis may start later. `wall_clock` decides the day."""
         self._clock, self._wall_clock = clock, wall_clock
+        self._offset_s = wall_clock() - clock()
         self._local = _counts(MemoryStorage(), LocalPlaces())
         self._shared: Counts | None = None
         self._shared_places: SharedPlaces | None = None
@@ -201,7 +203,16 @@ class TeamLimits:
                 return question(self._shared)
             except self._redis_errors as error:
                 self._redis_failed(error)
-        return question(self._local)
+        return question(self._here())
+
+    def _here(self) -> Counts:
+        """Returns memory's counts. Minutes begin anew when the machine's clock is set, by which the
+        library tells them: a team would be refused for as long as the clock was set back."""
+        before_s, self._offset_s = self._offset_s, self._wall_clock() - self._clock()
+        if abs(self._offset_s - before_s) > MAX_STEP_S:
+            anew = _counts(MemoryStorage(), self._local.places)
+            self._local = replace(anew, days=self._local.days)
+        return self._local
 
     def _redis_failed(self, error: Exception) -> None:
         self._shared_from_s = self._clock() + REDIS_RETRY_S

@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from proxy.access.roles import Role
 from proxy.files import read_yaml, validated
 
-Limit = Annotated[int, Field(ge=1)] | None
-DayLimit = Annotated[int, Field(ge=1, le=10**15)] | None
+Limit = Annotated[int, Field(ge=1, le=10**15)] | None
 DayCost = Annotated[float, Field(gt=0, le=10**9)] | None
 PerMillion = Annotated[float, Field(ge=0, le=10_000)]
 NANOS = 10**9  # costs are counted in whole billionths of the currency
@@ -33,7 +32,7 @@ class TeamPolicy(BaseModel):
 
     requests_per_minute: Limit = None
     tokens_per_minute: Limit = None
-    tokens_per_day: DayLimit = None
+    tokens_per_day: Limit = None
     cost_per_day: DayCost = None
     max_concurrent: Limit = None
     models: frozenset[str] | None = None

@@ -245,6 +245,24 @@ def test_memory_takes_over_while_redis_is_away() -> None:
         limits.admit("team", policy)
 
 
+@pytest.mark.parametrize("step_s", [-86_400.0, -3600.0, 3600.0])
+def test_setting_the_clock_shuts_no_team_out(
+    monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    set_s, real = [0.0], time.time
+    monkeypatch.setattr(time, "time", lambda: real() + set_s[0])
+    limits = TeamLimits(wall_clock=lambda: time.time())
+    policy = TeamPolicy(requests_per_minute=1, tokens_per_minute=9, tokens_per_day=10**6)
+    admission = limits.admit("team", policy)
+    limits.charge(admission, 10)
+    with pytest.raises(LimitExceeded):
+        limits.admit("team", policy)
+    set_s[0] = step_s
+    limits.admit("team", policy)
+    with pytest.raises(LimitExceeded):
+        limits.admit("team", policy)
+
+
 def test_team_entries_replace_defaults_key_by_key() -> None:
     policy = parse_policy(
         "defaults: {requests_per_minute: 10, max_concurrent: 2}\n"
@@ -271,6 +289,10 @@ def test_team_entries_replace_defaults_key_by_key() -> None:
         ("teams: {a: 7}", "teams.a"),
         ("defaults: {max_concurrent: 0}", "defaults.max_concurrent: is 0; give 1 or more"),
         ("defaults: {tokens_per_day: 0}", "defaults.tokens_per_day: is 0; give 1 or more"),
+        *(
+            (f"defaults: {{{name}: 1{'0' * 16}}}", f"defaults.{name}: is 1.*; give 1.* or less")
+            for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent")
+        ),
         (
             "defaults: {tokens_per_day: 1.0e+16}",
             "tokens_per_day: is 1.*; give 10{15} or less",
