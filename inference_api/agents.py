@@ -26,7 +26,7 @@ class Agent:
         """Returns the text for one model of a server. Values are quoted as in JSON."""
         return Template(self.text).substitute(
             url=url,
-            model=json.dumps(model)[1:-1],
+            model=json.dumps(model, ensure_ascii=False)[1:-1],
             shell_model=shlex.quote(model),
             context=context_tokens,
             output=min(MAX_OUTPUT_TOKENS, context_tokens // 4),

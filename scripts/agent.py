@@ -25,7 +25,7 @@ def main(name: str | None, url: str | None, model: str | None, token: str) -> No
         for name, agent in agents().items():
             click.echo(f"{name:<12}{agent.title}, by {agent.route}")
         return
-    url, contexts = first_server((url.rstrip("/"),) if url else URLS, token)
+    url, contexts = first_server((url.rstrip("/").removesuffix("/v1"),) if url else URLS, token)
     model = model or next(iter(contexts))
     if model not in contexts:
         raise click.ClickException(f"{url} does not serve {model!r}; it serves {[*contexts]}.")
@@ -49,10 +49,11 @@ def first_server(urls: Sequence[str], token: str) -> tuple[str, dict[str, int]]:
             listed = fetch(f"{url}/v1/models", PROBE, {"Authorization": f"Bearer {token}"})
             cards = [each for each in json.loads(listed)["data"] if "max_model_len" in each]
             contexts = {str(each["id"]): int(each["max_model_len"]) for each in cards}
+            "".join(contexts).encode()  # raises where a name has half of a surrogate pair
             if contexts:
                 return url, contexts
             faults.append(f"{url}: no model of it is ready")
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             faults.append(str(error))
     raise click.ClickException(
         f"No server lists its models ({'; '.join(faults)}). Start one with `hearth serve`, or give "

@@ -11,12 +11,12 @@ import click
 
 from common import __version__
 
-PROOFS = {  # modules that are found if an extra of pyproject.toml is installed
-    "bench": "matplotlib",
-    "optimizer": "scipy",
-    "serve": "cffi",
-    "serve,train": "transformers",
-    "weights": "scipy",
+PROOFS = {  # modules that together are found only if an extra of pyproject.toml is installed
+    "bench": ("matplotlib",),
+    "optimizer": ("gguf", "scipy"),
+    "serve": ("gguf", "tokenizers"),
+    "serve,train": ("gguf", "transformers"),
+    "weights": ("gguf", "scipy"),
 }
 
 
@@ -69,9 +69,10 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         extra = COMMANDS[name].extra
-        if extra is not None and find_spec(PROOFS[extra]) is None:
+        lacking = [each for each in PROOFS[extra] if find_spec(each) is None] if extra else []
+        if lacking:
             raise click.ClickException(
-                f"{PROOFS[extra]} is not installed, and `hearth {name}` needs it: pip install "
+                f"{lacking[0]} is not installed, and `hearth {name}` needs it: pip install "
                 f"'hearth[{extra}]', or in a clone: pip install --editable '.[{extra}]'"
             )
         command = import_module(COMMANDS[name].module).main

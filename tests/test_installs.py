@@ -9,7 +9,7 @@ import sys
 import tomllib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
@@ -134,10 +134,18 @@ def test_a_package_has_one_version() -> None:
 
 
 def test_commands_know_the_extra_that_they_need() -> None:
+    """What they look for is there together only with all of it, whatever else is installed."""
+    own = {name: {canonicalize_name(each.name) for file in files for each in listed(file)}
+           for name, files in EXTRAS.items()}  # fmt: skip
+    brought = [with_dependencies(listed(file)) for files in EXTRAS.values() for file in files]
+    core = with_dependencies(listed("requirements-core.txt"))
     assert {each.extra for each in COMMANDS.values()} == {None, *PROOFS}
-    for extra, module in PROOFS.items():
-        files = {file for name in extra.split(",") for file in EXTRAS[name]}
-        assert module in {each.name for file in files for each in listed(file)}
+    for extra, proofs in PROOFS.items():
+        needed = set[str]().union(*(own[name] for name in extra.split(",")))
+        assert needed >= {*proofs}
+        for others in chain.from_iterable(combinations(brought, n) for n in range(len(brought))):
+            here = core.union(*others)
+            assert not here >= {*proofs} or here >= needed, f"{extra}: {needed - here}"
 
 
 def made(target: str, **variables: str) -> str:

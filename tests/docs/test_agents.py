@@ -45,7 +45,7 @@ def test_table_is_at_docs() -> None:
 
 
 @pytest.mark.parametrize("name", agents())
-@pytest.mark.parametrize("model", ["owner/model:q4", 'a "name" of $HOME, it\'s \\odd'])
+@pytest.mark.parametrize("model", ["owner/model:q4", "modèle 🔥", 'a "name" of $HOME, it\'s \\odd'])
 def test_names_are_quoted_as_each_place_reads_them(name: str, model: str) -> None:
     text = agents()[name].filled_in(URL, model, CONTEXT_TOKENS)
     for block in blocks(text, "json"):

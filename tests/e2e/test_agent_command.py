@@ -26,7 +26,7 @@ def run(*arguments: str, token: str | None = None) -> Result:
 
 @pytest.mark.parametrize("name", agents())
 def test_lines_are_filled_in_for_the_server(model_api: ServedApi, name: str) -> None:
-    result = run(name, "--url", model_api.url + "/")
+    result = run(name, "--url", model_api.url + "/v1/")
     assert result.exit_code == 0
     assert "export HEARTH_TOKEN=none\n" in result.stdout
     assert f"{model_api.url}" in result.stdout
@@ -64,6 +64,13 @@ def test_without_a_server_or_a_token_it_says_what_to_do(proxy_url: str) -> None:
         assert reason in result.stderr
         assert "Start one with `hearth serve`" in result.stderr
         assert "HEARTH_TOKEN" in result.stderr
+
+
+@pytest.mark.parametrize("card", [r'{"id": "\ud800", "max_model_len": 9}', '{"id": 1}', "[]", "{"])
+def test_what_is_no_list_of_models_is_told(monkeypatch: pytest.MonkeyPatch, card: str) -> None:
+    monkeypatch.setattr("scripts.agent.fetch", lambda *_: f'{{"data": [{card}]}}')
+    result = run("claude", "--url", "http://localhost:1")
+    assert "No server lists its models" in result.stderr
 
 
 def test_without_a_name_all_are_listed() -> None:
