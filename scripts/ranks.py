@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 
@@ -42,8 +43,9 @@ class Process(subprocess.Popen[bytes]):
         )
 
     def kill(self) -> None:
-        """All of its session."""
-        os.killpg(self.pid, signal.SIGKILL)
+        """All that is left of its session."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 class Ranks:

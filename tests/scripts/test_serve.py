@@ -1,9 +1,11 @@
 """What `serve` does before it starts anything; tests/e2e/test_make_serve.py runs it whole."""
 
 import shlex
+import signal
 import stat
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.parse import unquote
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from inference_api.errors import StartupError
 from scripts import serve
 from scripts.jwt_util import SECRET_PATH
-from scripts.serve import kept_secret, name_smollm2, welcome
+from scripts.ranks import Process
+from scripts.serve import end, kept_secret, name_smollm2, welcome
 
 
 def test_printed_line_asks_for_the_model_whatever_its_name_has() -> None:
@@ -75,3 +78,13 @@ def test_a_model_that_cannot_be_fetched_is_named_with_the_remedy(
     monkeypatch.setattr(serve, "fetch_smollm2", fetch)
     with pytest.raises(StartupError, match="MODEL=smollm2 could not be downloaded"):
         name_smollm2()
+
+
+def test_a_second_interrupt_kills_those_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, running = Process(["true"], {}), Process(["sleep", "600"], {})
+    assert ended.wait() == 0
+    with monkeypatch.context() as patches:
+        patches.setattr("scripts.serve.signal.signal", lambda *_: None)
+        patches.setattr(Process, "wait", Mock(side_effect=KeyboardInterrupt))
+        end((ended, running))
+    assert running.wait() in (-signal.SIGTERM, -signal.SIGKILL)

@@ -11,7 +11,7 @@ CONNECT_TIMEOUT_S = 10.0
 _NO_DEFAULT = object()
 
 
-class HttpRefused(Exception):
+class HttpRefused(EngineUnusable):
     """An answer with status 400 or more. The message has it, and the text's beginning."""
 
     def __init__(self, status: int, text: str) -> None:

@@ -10,7 +10,7 @@ from tests.weights.memory_store import MemoryStore
 from weights.drivers import exo as exo_module
 from weights.drivers.exo import ExoDriver, ExoPlan
 from weights.drivers.exo_instance import choose_preview, free_bytes_of, runner_state
-from weights.drivers.http import Http
+from weights.drivers.http import Http, HttpRefused
 from weights.drivers.loop import Search, drive
 from weights.errors import EngineUnusable, TrialFailed
 from weights.samplers import choose_sampler
@@ -82,6 +82,22 @@ def test_instances_that_run_are_replaced_only_where_that_is_asked_for() -> None:
         plan = ExoPlan(MODEL, replaces=True, poll_s=0.01)
         assert ExoDriver(Http(url), plan).ring.max_layers == (9, 16, 16)
         assert not exo.instances
+
+
+def test_a_node_that_refuses_to_delete_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Http.call
+
+    def refusing(http: Http, verb: str, *asked: Any, **named: Any) -> Any:
+        if verb == "DELETE":
+            raise HttpRefused(500, "busy")
+        return call(http, verb, *asked, **named)
+
+    monkeypatch.setattr(Http, "call", refusing)
+    with (
+        served(cluster(instances={"i-1": {}})) as url,
+        pytest.raises(EngineUnusable, match="500 busy"),
+    ):
+        ExoDriver(Http(url), ExoPlan(MODEL, replaces=True, poll_s=0.01))
 
 
 def test_previews_are_asked_for_again_while_memory_is_being_freed() -> None:
