@@ -16,7 +16,7 @@ TORCH_INDEX ?=
 CPU_INDEX := $(if $(NVIDIA),,$(TORCH_INDEX))
 SERVE_EXTRAS := serve$(if $(NVIDIA),$(shell echo ,)cuda)
 
-.PHONY: serve mock test all-tests test-lab test-clients test-fast check hooks docs fuzz format packages kernels kernels-if-possible wheels test-kernels test-arm \
+.PHONY: serve mock help test all-tests test-lab test-clients test-fast check hooks docs fuzz format packages kernels kernels-if-possible wheels test-kernels test-arm \
   test-arm-wheel cluster-demo fleet-demo image-check first-token new-enough clean
 
 serve:
@@ -25,6 +25,10 @@ serve:
 
 mock: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py --mock
+
+# The table of CONTRIBUTING.md.
+help:
+	@sed -n 's/^| `\(make [^|]*\)` | \(.*\) | .*/\1: \2/p' CONTRIBUTING.md | tr -d '`'
 
 # Eight workers, on two cores, since tests often wait for servers: each takes whole files, so that what
 # shares a server stays together, slow ones first, those that compute spread over those that wait.
