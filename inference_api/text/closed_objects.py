@@ -44,7 +44,7 @@ def with_closed_objects(schema: Schema) -> Schema:
     def closed(schema: Schema, is_part: bool) -> Schema:
         copy = _with_children(schema, is_part, parts, closed)
         copy.pop("propertyNames", None)
-        if copy.get("type") in (None, "string") and copy.get("format") not in _FORMATS:
+        if copy.get("type") in (None, "string") and str(copy.get("format")) not in _FORMATS:
             copy.pop("format", None)
         if are_known and not is_part and _can_be_closed(schema):
             copy["additionalProperties"] = False
@@ -57,7 +57,7 @@ def _can_be_closed(schema: Schema) -> bool:
     properties, required = schema.get("properties"), schema.get("required", [])
     if not (isinstance(properties, dict) and isinstance(required, list)):
         return False
-    return _is_alone(schema, "properties") and all(name in properties for name in required)
+    return _is_alone(schema, "properties") and {*map(str, required)} <= {*properties}
 
 
 def _is_alone(schema: Schema, keyword: str) -> bool:

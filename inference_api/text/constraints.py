@@ -167,7 +167,8 @@ def _culprit(spec: ConstraintSpec) -> str:
     for name, schema in asked["tools"].items():
         if not _is_usable(of_schema(schema)):
             shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-            for member, about in schema.get("properties", {}).items():
+            members = schema.get("properties")
+            for member, about in members.items() if isinstance(members, dict) else ():
                 if isinstance(about, dict) and not _is_usable(of_schema(shared | about)):
                     return f"the schema of {name}, property {member}: "
             return f"the schema of {name}: "

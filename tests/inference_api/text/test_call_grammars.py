@@ -5,6 +5,7 @@ import random
 import re
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -280,6 +281,25 @@ def test_a_schema_that_cannot_be_held_is_refused_only_where_it_has_to_be() -> No
                 compiler_of(tokenizer).compiled(spec)
         else:
             assert compiler_of(tokenizer).compiled(spec) is not None  # as far as it can be held
+
+
+ODD: tuple[Any, ...] = (None, True, -1, 10**30, "", [], [[]], [{}], {}, {"a": None})
+READ = "type properties required enum const items format maxLength anyOf $ref $defs"
+
+
+@pytest.mark.parametrize("name", ["gemma", "hermes"])
+def test_no_schema_of_a_client_is_more_than_refused(name: str) -> None:
+    (tokenizer,) = (tokenizer_of(dialect) for dialect in ALL if dialect.name == name)
+    for number, keyword in enumerate(READ.split()):
+        for odd in ODD[number % 2 :: 2]:
+            argument = {"type": "string", keyword: odd}
+            of_tool = {"type": "object", "properties": {"a": {}}, keyword: odd}
+            for schema in ({"type": "object", "properties": {"a": argument}}, of_tool):
+                asked = ToolUse((Tool("odd", None, schema),), "required", frozenset({"odd"}))
+                spec = chat_params(GenerationParams(), asked, tokenizer).constraint
+                assert spec is not None
+                with suppress(InvalidRequest):
+                    compiler_of(tokenizer).compiled(spec)
 
 
 def test_without_the_extra_only_what_may_go_without_it_does(
