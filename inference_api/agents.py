@@ -36,7 +36,8 @@ class Agent:
 @cache
 def agents() -> Mapping[str, Agent]:
     """Returns the agents, by the name that `hearth agent` takes."""
-    return {name: Agent(**each) for name, each in tomllib.loads(RECORDS.read_text()).items()}
+    records = tomllib.loads(RECORDS.read_text(encoding="utf-8"))
+    return {name: Agent(**each) for name, each in records.items()}
 
 
 def table() -> str:

@@ -140,7 +140,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
 def kept_secret() -> str:
     """Returns the secret of the server in this directory. Raises ValueError."""
     try:
-        secret = SECRET_PATH.read_text()
+        secret = SECRET_PATH.read_text(encoding="utf-8")
     except OSError:
         secret = ""
     if not secret:

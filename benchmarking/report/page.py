@@ -62,7 +62,7 @@ def report_html(run: Run, slo: Slo, fit: Fit | None = None, before: Run | None =
         **{name: Content(svg=to_svg(figure, name)) for name, figure in figures.items() if figure},
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined)
-    return environment.from_string(TEMPLATE.read_text()).render(
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         run=run,
         verdict=verdict(points, slo),
         contents={name: content for name, content in contents.items() if content},

@@ -139,9 +139,9 @@ def last_words(log_path: Path) -> str:
 def _started(pid: int) -> str:
     """Returns when the process started; empty if it does not run, or is a zombie."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         # The name before may have any character; see proc_pid_stat(5).
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *fields = Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()
     except (OSError, ValueError):
         return ""
     return "" if state in "ZX" else f"{boot} {fields[18]}"

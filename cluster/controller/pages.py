@@ -95,7 +95,7 @@ def _token_of(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        with path.open() as stream:
+        with path.open(encoding="utf-8") as stream:
             return stream.read(MAX_TOKEN_BYTES).strip()
     except (OSError, ValueError) as error:
         raise MetricsUnread(f"proxy.token_file {path} cannot be read ({error})") from error

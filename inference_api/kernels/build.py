@@ -183,7 +183,7 @@ def variant_of(unit: str) -> str | None:
 def variants_left_out() -> list[str]:
     """Returns the variants whose instructions this processor lacks, as far as Linux tells."""
     try:
-        lines = PROCESSOR.read_text().splitlines()
+        lines = PROCESSOR.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     said = [line for line in lines if line.startswith(("flags", "Features"))]

@@ -15,7 +15,7 @@ FLOAT32 = np.dtype(np.float32)
 
 def declarations() -> str:
     """Returns the header without the parts that only a C++ compiler understands."""
-    header = (SOURCES / "interface.h").read_text()
+    header = (SOURCES / "interface.h").read_text(encoding="utf-8")
     return re.sub(r"^#.*$|\bHEARTH_EXPORT\b", "", header, flags=re.MULTILINE)
 
 

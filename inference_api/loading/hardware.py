@@ -112,6 +112,6 @@ def _number(path: Path) -> int | None:
 def _contents(path: Path) -> str:
     """Returns the contents of a kernel file; empty without such a file."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError:
         return ""

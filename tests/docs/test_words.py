@@ -58,6 +58,14 @@ def public_classes() -> dict[str, set[Path]]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
+def test_no_text_is_read_as_the_locale_has_it(package: str) -> None:
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / package).rglob("*.py")}
+    assert [
+        path for path, text in sources.items() if re.search(r"\.(read_text|open)\(\)", text)
+    ] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_comments_begin_with_a_subject_or_a_verb(package: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text[:60]}"

@@ -29,7 +29,7 @@ class SourceHashes:
     def known_hash(self, file: Path) -> str | None:
         """Returns the hash if the file was hashed in its present state. Raises StartupError."""
         try:
-            found = (self._folder / (self._stamp(file) + SUFFIX)).read_text()
+            found = (self._folder / (self._stamp(file) + SUFFIX)).read_text("ascii", "replace")
         except OSError:
             return None
         return found if HASH.fullmatch(found) else None
