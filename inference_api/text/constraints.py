@@ -103,12 +103,14 @@ class GrammarCompiler:
             matcher = LLMatcher(vocabulary, self._grammar(spec), log_level=0, limits=limits)
             first_step = matcher.deep_copy()
             first_step.compute_bitmask()
-        except ValueError as error:  # for example, a number beyond any float
+            if matcher.is_error():
+                raise unusable(spec, _culprit(spec) + matcher.get_error())
+            if first_step.is_error():
+                raise unusable(spec, "no answer meets it")
+        except BaseException as error:  # the library's panics, too, which are no Exceptions
+            if isinstance(error, Exception) and not isinstance(error, ValueError):
+                raise
             raise unusable(spec, str(error)) from None
-        if matcher.is_error():
-            raise unusable(spec, _culprit(spec) + matcher.get_error())
-        if first_step.is_error():
-            raise unusable(spec, "no answer meets it")
         # Answers start from the first step's result.
         return lambda: GuidedConstraint(first_step.deep_copy())
 

@@ -125,8 +125,12 @@ def _follow_at_random(constraint: Constraint, num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"type": Infinity}', '{"type": "colour"}', '{"$ref": "#/nowhere"}', '{"$ref": "#"}']
-)
+    "text",
+    [
+        '{"type": Infinity}', '{"type": "colour"}', '{"$ref": "#/nowhere"}', '{"$ref": "#"}',
+        json.dumps({"required": "é" * 300}, ensure_ascii=False),  # at which the library panics
+    ],
+)  # fmt: skip
 def test_schema_that_cannot_be_read_is_refused(text: str) -> None:
     compiler = GrammarCompiler(load_tokenizer(EMBEDDED_MODEL, frozenset({0})), vocab_size=4096)
     with pytest.raises(InvalidRequest, match="response_format cannot be used: "):
