@@ -183,12 +183,12 @@ def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
                 found.append("models: is missing; name those in requests, which are to wake it.")
             faults += [f"servers.{server}.{fault}" for fault in found]
     if faults:
-        _refuse(faults)
+        _refuse(capped(faults))
     return config, system
 
 
 def _refuse(faults: list[str]) -> NoReturn:
-    raise ConfigFaulty("\n".join(f"  - {fault}" for fault in capped(faults)))
+    raise ConfigFaulty("\n".join(f"  - {fault}" for fault in faults))
 
 
 def _bytes_of(path: Path, max_bytes: int) -> bytes:

@@ -18,6 +18,7 @@ from cluster.engines import ENGINES, filled
 from cluster.errors import ConfigFaulty
 from cluster.replicas import Group
 from cluster.server_keys import ServerKeys
+from common.faults import MAX_FAULTS
 from tests.cluster.fleet import OUT_TOKENS, system_json
 from tests.service import ROOT
 
@@ -67,6 +68,22 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         "period_s: is NaN",
     ):
         assert told in text
+
+
+@pytest.mark.parametrize(
+    ("servers", "num_faults"),
+    [
+        (f"s: {{{', '.join(f'k{number}: 1' for number in range(150))}}}", 150),
+        (", ".join(f"t{number}: {{}}" for number in range(150)), 151),  # and s is missing
+    ],
+)
+def test_of_many_faults_the_first_are_told_and_how_many_more_there_are(
+    servers: str, num_faults: int, tmp_path: Path
+) -> None:
+    accelerators = "accelerators: {A: {}, B: {}}\n"
+    text = faults(tmp_path, LEAST.replace("s: {}", servers) + accelerators)
+    assert text.count("\n") == MAX_FAULTS
+    assert text.endswith(f"  - And {num_faults - MAX_FAULTS} more faults.")
 
 
 def test_names_are_those_of_the_system(tmp_path: Path) -> None:
