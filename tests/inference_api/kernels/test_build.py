@@ -76,7 +76,10 @@ def test_where_the_best_variant_may_not_run_all_are_compiled(source: Path) -> No
         assert library.supported_variants() == ["2"]
 
 
-def test_old_builds_are_removed(source: Path, tmp_path: Path) -> None:
+def test_old_builds_are_removed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "MAX_BUILDS", 1)
     made = []
     for number in range(build.MAX_BUILDS + 2):
         source.write_text(f'extern "C" int one() {{ return {number}; }}')
