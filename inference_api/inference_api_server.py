@@ -68,10 +68,7 @@ INFERENCE = frozenset(
 class Server:
     """The threads behind an app. gunicorn's hooks start, drain and stop them."""
 
-    settings: Settings
     backend: DecodeBackend
-    input_queue: InputQueue
-    output_queues: OutputQueues
     watcher: DisconnectWatcher
     tracing: Tracing | None = None
 
@@ -103,38 +100,34 @@ def create_server(
     optimizer = create_service(optimizer_settings)
     weights = create_weights_service(weights_settings)
     by_name = {each.name: each for each in settings.served_models}
-    input_queue = _input_queue(settings)
-    output_queues = OutputQueues()
     metrics = ServerMetrics(
         list(by_name),
-        lambda name: _state(by_name[name], backend, input_queue, output_queues),
+        lambda name: _state(by_name[name], backend),
         settings.vllm_metrics,
         with_members=settings.bundle is not None,
     )
     backend = DecodeBackend(
-        settings, input_queue, output_queues, bring_up_of(settings), on_decoded=metrics.rows_decoded
+        *(settings, _input_queue(settings), OutputQueues(), bring_up_of(settings)),
+        on_decoded=metrics.rows_decoded,
     )
     watcher = DisconnectWatcher()
     tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
     if settings.bundle is not None:
-        metrics.registry.register(BundleCollector(backend, input_queue))
+        metrics.registry.register(BundleCollector(backend))
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
     recent = RecentRequests()
     observers: list[Observer] = [metrics, recent, LogLines(names_model=len(by_name) > 1)]
     if tracing is not None:
         observers.append(tracing)
-    generations = Generations(
-        backend, input_queue, output_queues, watcher, observers, metrics.token_gap
-    )
+    generations = Generations(backend, watcher, observers, metrics.token_gap)
 
     app = _bare_app(settings, metrics)
-    server = Server(settings, backend, input_queue, output_queues, watcher, tracing)
-    app.extensions[EXTENSION] = server
-    for blueprint in (*_inference_routes(server, generations), *_operator_routes(server)):
+    app.extensions[EXTENSION] = Server(backend, watcher, tracing)
+    for blueprint in (*_inference_routes(generations), *_operator_routes(backend)):
         app.register_blueprint(blueprint)
     app.register_blueprint(create_metrics(metrics.registry))
     optimizer_mode = "stateful" if optimizer_settings.stateful else "stateless"
-    app.register_blueprint(_dashboard(server, metrics, recent, optimizer_mode))
+    app.register_blueprint(_dashboard(backend, metrics, recent, optimizer_mode))
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
     register_openapi(app, lambda rule: needs_token(rule, settings))
@@ -142,36 +135,33 @@ def create_server(
 
 
 def _dashboard(
-    server: Server, metrics: ServerMetrics, recent: RecentRequests, optimizer_mode: str
+    backend: DecodeBackend, metrics: ServerMetrics, recent: RecentRequests, optimizer_mode: str
 ) -> Blueprint:
-    settings, backend = server.settings, server.backend
-    live_state = LiveState(backend, server.input_queue, metrics.registry, settings)
-    cluster = ClusterState(settings.cluster_url) if settings.cluster_url else None
+    live_state = LiveState(backend, metrics.registry)
+    url = backend.settings.cluster_url
+    cluster = ClusterState(url) if url else None
     page = dashboard.Page.read(optimizer_mode, has_cluster=cluster is not None)
     return dashboard.create_blueprint(backend, live_state.dump, recent, cluster, page)
 
 
-def _inference_routes(server: Server, generations: Generations) -> Iterator[Blueprint]:
-    settings, backend = server.settings, server.backend
-    choice = ModelChoice(settings, _router(settings), backend)
+def _inference_routes(generations: Generations) -> Iterator[Blueprint]:
+    backend = generations.backend
+    choice = ModelChoice(_router(backend.settings), backend)
     chats = Chats(generations, choice)
-    yield generate.create_blueprint(generations, settings, choice)
+    yield generate.create_blueprint(generations, choice)
     yield openai.create_blueprint(generations, choice, chats)
-    yield models.create_blueprint(backend, settings)
+    yield models.create_blueprint(backend)
     yield responses.create_blueprint(chats)
     yield messages.create_blueprint(chats)
     yield embeddings.create_blueprint(generations, choice)
-    yield tokenize.create_blueprint(backend, settings)
+    yield tokenize.create_blueprint(backend)
 
 
-def _operator_routes(server: Server) -> Iterator[Blueprint]:
-    settings, backend, input_queue = server.settings, server.backend, server.input_queue
-    yield bundle.create_blueprint(backend, input_queue, settings)
-    if settings.split is not None and not settings.mock_model:
+def _operator_routes(backend: DecodeBackend) -> Iterator[Blueprint]:
+    yield bundle.create_blueprint(backend)
+    if backend.settings.split is not None and not backend.settings.mock_model:
         yield pipeline.create_blueprint(backend)
-    yield health.create_blueprint(
-        backend, input_queue, server.output_queues, settings, _end_arbiter
-    )
+    yield health.create_blueprint(backend, _end_arbiter)
     yield speed.create_blueprint(backend)
 
 
@@ -226,25 +216,12 @@ def _router(settings: Settings) -> MemberRouter | None:
     return MemberRouter.of(bundle.members, bundle.router.threshold, fallback)
 
 
-def _state(
-    model: ModelSettings,
-    backend: DecodeBackend,
-    input_queue: InputQueue,
-    output_queues: OutputQueues,
-) -> ServerState:
-    snapshot = backend.snapshot.models[model.name]
-    served = backend.served.get(model.name)
-    return ServerState(
-        busy_rows=snapshot.busy_rows,
-        user_rows=model.user_rows,
-        queued=input_queue.num_waiting(model.name) + snapshot.paused,
-        sessions=output_queues.num_sessions(model.name),
-        totals=snapshot.totals,
-        depths=snapshot.depths,
-        step_times=StepTimes() if served is None else served.step_times,
-        pages=snapshot.pages,
-        draft_pages=snapshot.draft_pages,
-    )
+def _state(model: ModelSettings, backend: DecodeBackend) -> ServerState:
+    name, snapshot = model.name, backend.snapshot.models[model.name]
+    queued = backend.input_queue.num_waiting(name) + snapshot.paused
+    sessions = backend.output_queues.num_sessions(name)
+    step_times = backend.served[name].step_times if name in backend.served else StepTimes()
+    return ServerState(model.user_rows, queued, sessions, snapshot, step_times)
 
 
 def _end_arbiter() -> None:

@@ -9,7 +9,6 @@ from inference_api.bundle.router import MemberRouter, Route
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import InvalidRequest
-from inference_api.settings import Settings
 from inference_api.settings.bundle_file import ROUTED
 
 _AS_IT_IS = punctuation.replace("%", " ")  # not encoded in headers, like letters and digits
@@ -31,12 +30,10 @@ class Chosen(NamedTuple):
 class ModelChoice:
     """Immutable; any request thread."""
 
-    def __init__(
-        self, settings: Settings, router: MemberRouter | None, backend: DecodeBackend
-    ) -> None:
-        self._settings = settings
-        self._backend = backend
+    def __init__(self, router: MemberRouter | None, backend: DecodeBackend) -> None:
         self._router = router
+        self._backend = backend
+        self._settings = backend.settings
 
     def check(self, asked: str) -> None:
         """Raises the errors of `choose` that do not depend on the text."""

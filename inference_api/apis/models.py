@@ -12,7 +12,6 @@ from common.operations import operation
 from inference_api.bundle.cards import ExpertCard, expert_card
 from inference_api.bundle.residents import bundle_of
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.settings import Settings
 from inference_api.settings.bundle_file import ROUTED
 from inference_api.web.wire import WireDict
 
@@ -59,8 +58,8 @@ class ModelPage(WireDict):
     last_id: str
 
 
-def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
-    blueprint = Blueprint("models", __name__)
+def create_blueprint(backend: DecodeBackend) -> Blueprint:
+    blueprint, settings = Blueprint("models", __name__), backend.settings
     started_at = int(time.time())
 
     @blueprint.get("/v1/models")

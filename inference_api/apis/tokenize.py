@@ -15,7 +15,6 @@ from inference_api.apis.openai.tools import ConversationFields, check_open
 from inference_api.apis.openai.wire import Detokenized, TokenizerInfo, Tokens
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.served_model import ServedModel
-from inference_api.settings import Settings
 from inference_api.text.chat_prompts import Extras
 from inference_api.web.caller import read
 from inference_api.web.errors import REFUSALS
@@ -61,7 +60,7 @@ class DetokenizeBody(RequestBody):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
-def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
+def create_blueprint(backend: DecodeBackend) -> Blueprint:
     blueprint = Blueprint("tokenize", __name__)
 
     @blueprint.post("/tokenize")
@@ -97,6 +96,7 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
         return jsonify({**model.tokenizer.info(), "model_max_length": model.max_seq_len})
 
     def served(model: str | None) -> ServedModel:
+        settings = backend.settings
         name = settings.default_model.name if model is None else settings.name_of(model)
         backend.check_admission()
         return backend.served[name]

@@ -7,8 +7,6 @@ from typing import Literal
 from inference_api.bundle.members import MemberSnapshot, MemberState
 from inference_api.bundle.residents import bundle_of
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.input_queue import InputQueue
-from inference_api.settings import Settings
 from inference_api.settings.bundle_file import BundleMember
 from inference_api.web.wire import WireDict
 
@@ -115,10 +113,9 @@ def expert_card(
     )
 
 
-def bundle_state(
-    backend: DecodeBackend, input_queue: InputQueue, settings: Settings
-) -> BundleState | None:
+def bundle_state(backend: DecodeBackend) -> BundleState | None:
     """Returns the description; None if no bundle is served, or its members are not known yet."""
+    settings, input_queue = backend.settings, backend.input_queue
     bundle, residents = settings.bundle, bundle_of(backend)
     if bundle is None or residents is None:
         return None

@@ -17,7 +17,6 @@ from inference_api.bundle.members import UnloadMode
 from inference_api.bundle.residency import Residency
 from inference_api.bundle.residents import Answer, BundleResidents, bundle_of
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.input_queue import InputQueue
 from inference_api.errors import InvalidRequest, NoBundle, StartupError, Unavailable, UnknownModel
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import MAX_FILE_BYTES, parse_bundle
@@ -48,13 +47,11 @@ class _Bundle:
     """What routes show of the bundle, and ask of its members. Any request thread."""
 
     backend: DecodeBackend
-    input_queue: InputQueue
-    settings: Settings
 
     def state(self) -> BundleState:
         """Raises what `_residents` raises."""
         self._residents()
-        state = bundle_state(self.backend, self.input_queue, self.settings)
+        state = bundle_state(self.backend)
         assert state is not None
         return state
 
@@ -78,7 +75,7 @@ class _Bundle:
 
     def _residents(self) -> BundleResidents:
         """Raises NoBundle, and NotReady before the members are known."""
-        if self.settings.bundle is None:
+        if self.backend.settings.bundle is None:
             raise NoBundle
         residents = bundle_of(self.backend)
         if residents is None:
@@ -87,11 +84,9 @@ class _Bundle:
         return residents
 
 
-def create_blueprint(
-    backend: DecodeBackend, input_queue: InputQueue, settings: Settings
-) -> Blueprint:
+def create_blueprint(backend: DecodeBackend) -> Blueprint:
     blueprint = Blueprint("bundle", __name__)
-    bundle = _Bundle(backend, input_queue, settings)
+    bundle = _Bundle(backend)
     checking = Lock()  # one check at a time: parsing large tokenizers holds the interpreter
 
     @blueprint.get("/bundle")
@@ -138,7 +133,7 @@ def create_blueprint(
                 "Another bundle is being checked; try again later.", BUSY_RETRY_AFTER_S
             )
         try:
-            return jsonify(checked(body.bundle, settings).model_dump())
+            return jsonify(checked(body.bundle, backend.settings).model_dump())
         finally:
             checking.release()
 

@@ -66,7 +66,7 @@ class DecodeBackend:
             clock(), {each.name: ModelSnapshot() for each in settings.served_models}
         )
         self.input_queue = input_queue
-        self._output_queues = output_queues
+        self.output_queues = output_queues
         self._bring_up = bring_up
         self._clock = clock
         self._on_decoded = on_decoded
@@ -125,7 +125,7 @@ class DecodeBackend:
 
     def cancel(self, request: GenerationRequest) -> None:
         """End a request, queued or running, whose client has gone or needs no more tokens."""
-        self._output_queues.close(request.output)
+        self.output_queues.close(request.output)
         self.input_queue.remove(request)
 
     def check_admission(self) -> None:
@@ -325,7 +325,7 @@ class DecodeBackend:
         for _, row in self._admitted():
             row.finish_reason = FinishReason.ERROR
         self._evict()
-        self._output_queues.put_to_all(TokenEvent((), FinishReason.ERROR, error))
+        self.output_queues.put_to_all(TokenEvent((), FinishReason.ERROR, error))
 
     def _become_ready(self) -> None:
         with self._lock:

@@ -12,8 +12,6 @@ from functools import partial
 
 from common.disconnects import DisconnectWatcher
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.input_queue import InputQueue
-from inference_api.core.output_queues import OutputQueues
 from inference_api.core.record import EndedGeneration, GenerationRecord, Observer
 from inference_api.core.requests import Admitted, Prompt, Requests, check_fits, request_of
 from inference_api.core.timeline import Timeline
@@ -184,8 +182,6 @@ class Generations:
     """Starts generations and reports them to observers. Any request thread may call it."""
 
     backend: DecodeBackend
-    input_queue: InputQueue
-    output_queues: OutputQueues
     watcher: DisconnectWatcher
     observers: Sequence[Observer]
     on_token_gap: Callable[[str, float], None]
@@ -199,7 +195,7 @@ class Generations:
         came_s = time.monotonic()
         try:
             self.backend.check_admission()
-            self.input_queue.check_room(model)
+            self.backend.input_queue.check_room(model)
             yield Admitted(self.backend.served[model], caller, came_s)
         except HearthError as error:
             for observer in self.observers:
@@ -241,7 +237,7 @@ class Generations:
             except QueueFull:
                 if before.is_abandoned:
                     raise
-            self.input_queue.wait_for_room(admitted.model.name, EVENT_WAIT_S)
+            self.backend.input_queue.wait_for_room(admitted.model.name, EVENT_WAIT_S)
         return self._queue(admitted, prompt, params, is_first=True)
 
     def _queue(
@@ -249,13 +245,13 @@ class Generations:
     ) -> TextGeneration:
         model, caller = admitted.model, admitted.caller
         self.backend.check_admission()
-        self.input_queue.check_room(model.name, is_first)  # before the work of compiling
+        self.backend.input_queue.check_room(model.name, is_first)  # before the work of compiling
         timeline = Timeline(admitted.came_s, partial(self.on_token_gap, model.name))
         text = TextStream(model.tokenizer, params.kept_token_ids)
         stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
         with ExitStack() as unless_queued:
-            output = self.output_queues.open(model.name, params.session_id)
-            unless_queued.callback(self.output_queues.close, output)
+            output = self.backend.output_queues.open(model.name, params.session_id)
+            unless_queued.callback(self.backend.output_queues.close, output)
             request = request_of(admitted, output, prompt, params)
             generation = TextGeneration(request, text, stop, timeline)
             unless_queued.callback(generation.close)
@@ -276,7 +272,7 @@ class Generations:
 
         generation.at_end(lambda: self._tell_end(generation, caller))
         generation.at_end(lambda: self.backend.cancel(request))
-        self.input_queue.put(request, is_first)
+        self.backend.input_queue.put(request, is_first)
         if caller.connection is not None:
             generation.at_end(self.watcher.watch(caller.connection, hang_up))
 

@@ -10,16 +10,14 @@ from prometheus_client.registry import Collector
 from inference_api.bundle.members import MemberState
 from inference_api.bundle.residents import bundle_of
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.input_queue import InputQueue
 from inference_api.watch.metrics import MODEL
 
 
 class BundleCollector(Collector):
     """Yields families without samples before the members are known."""
 
-    def __init__(self, backend: DecodeBackend, input_queue: InputQueue) -> None:
+    def __init__(self, backend: DecodeBackend) -> None:
         self._backend = backend
-        self._input_queue = input_queue
 
     def collect(self) -> Iterable[Metric]:
         state = _gauge("state", "1 for the state that an expert is in.", "state")
@@ -30,7 +28,7 @@ class BundleCollector(Collector):
         failures = _counter("failures", "Times an expert could not be loaded, by why.", "reason")
         residents = bundle_of(self._backend)
         members = {} if residents is None else residents.snapshot.members
-        waiting, now_s = self._input_queue.all_waiting(), time.monotonic()
+        waiting, now_s = self._backend.input_queue.all_waiting(), time.monotonic()
         for name, each in members.items():
             for known in MemberState:
                 state.add_metric([name, known], float(each.state is known))

@@ -10,12 +10,9 @@ from common import __version__
 from common.errors import Error
 from common.operations import operation
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.input_queue import InputQueue
-from inference_api.core.output_queues import OutputQueues
 from inference_api.core.served_model import StepTotals
 from inference_api.core.status import Phase
 from inference_api.errors import Unauthorized
-from inference_api.settings import Settings
 from inference_api.web.auth import has_valid_token
 
 
@@ -46,13 +43,7 @@ class Version(BaseModel):
     version: str
 
 
-def create_blueprint(
-    backend: DecodeBackend,
-    input_queue: InputQueue,
-    output_queues: OutputQueues,
-    settings: Settings,
-    exit_process: Callable[[], None],
-) -> Blueprint:
+def create_blueprint(backend: DecodeBackend, exit_process: Callable[[], None]) -> Blueprint:
     blueprint = Blueprint("health", __name__)
 
     @blueprint.get("/health")
@@ -74,8 +65,7 @@ def create_blueprint(
         "Readiness, and how the decode loop has fared so far.", {200: Readiness, 503: Readiness}
     )
     def ready() -> tuple[Response, int]:
-        model = settings.default_model.name
-        state = _readiness(backend, model, len(input_queue), len(output_queues))
+        state = _readiness(backend)
         return jsonify(state.model_dump()), 200 if state.status is Phase.READY else 503
 
     @blueprint.post("/drain")
@@ -85,7 +75,7 @@ def create_blueprint(
     )
     def drain() -> tuple[Response, int]:
         """Idempotent."""
-        if not (_is_local() or has_valid_token(settings)):
+        if not (_is_local() or has_valid_token(backend.settings)):
             raise Unauthorized("Draining takes a local caller or a bearer token.")
         backend.drain(on_drained=exit_process)
         return jsonify(Draining(status=backend.phase).model_dump()), 202
@@ -93,20 +83,21 @@ def create_blueprint(
     return blueprint
 
 
-def _readiness(backend: DecodeBackend, model: str, num_queued: int, num_sessions: int) -> Readiness:
-    snapshot, served = backend.snapshot, backend.served.get(model)
+def _readiness(backend: DecodeBackend) -> Readiness:
+    model, snapshot = backend.settings.default_model.name, backend.snapshot
+    served = backend.served.get(model)
     return Readiness(
         status=backend.phase,
         model=model,
         user_rows=backend.max_users,
         busy_rows=snapshot.busy_rows,
-        queued=num_queued + snapshot.paused,
+        queued=len(backend.input_queue) + snapshot.paused,
         paused=snapshot.paused,
         context_tokens=None if served is None else served.max_seq_len,
         pages=snapshot.pages.total,
         cached_pages=snapshot.pages.cached,
         free_pages=snapshot.pages.free,
-        sessions=num_sessions,
+        sessions=len(backend.output_queues),
         totals=snapshot.totals,
     )
 

@@ -15,11 +15,9 @@ from prometheus_client.samples import Sample
 
 from inference_api.bundle.cards import bundle_state
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.input_queue import InputQueue
 from inference_api.core.rows import UserRow
 from inference_api.core.status import Phase
 from inference_api.loading.hardware import resident_memory_bytes
-from inference_api.settings import Settings
 
 LATENCIES = {
     "ttft": "inference_time_to_first_token_seconds",
@@ -37,9 +35,7 @@ class LiveState:
     """Reads the state. Any thread; keeps none of its own."""
 
     backend: DecodeBackend
-    input_queue: InputQueue
     registry: CollectorRegistry
-    settings: Settings
     clock: Callable[[], float] = time.monotonic
 
     def dump(self) -> Json:
@@ -50,9 +46,9 @@ class LiveState:
             "server": self._server(),
             "rows": self._rows(now_s),
             "queue": {
-                "waiting": len(self.input_queue),
+                "waiting": len(self.backend.input_queue),
                 "paused": snapshot.paused,
-                "capacity": self.settings.queue_capacity,
+                "capacity": self.backend.settings.queue_capacity,
             },
             "totals": {
                 "steps": totals.steps,
@@ -61,22 +57,22 @@ class LiveState:
             },
             "speculation": self._speculation(),
             "kv_cache": self._kv_cache(),
-            "bundle": bundle_state(self.backend, self.input_queue, self.settings),
+            "bundle": bundle_state(self.backend),
             "latencies": {name: self._histogram(metric) for name, metric in LATENCIES.items()},
             "finished": self._counts(REQUESTS, "finish_reason"),
             "errors": self._counts(ERRORS, "code"),
         }
 
     def _server(self) -> Json:
-        backend = self.backend
-        default = self.settings.default_model
+        backend, settings = self.backend, self.backend.settings
+        default = settings.default_model.name
         is_loaded = backend.phase in (Phase.READY, Phase.DRAINING)
         return {
             "phase": str(backend.phase),
             "reason": backend.unhealthy_reason(),
             "models": list(backend.served) if is_loaded else [],
-            "has_router": self.settings.has_router,
-            "context_tokens": backend.served[default.name].max_seq_len if is_loaded else None,
+            "has_router": settings.has_router,
+            "context_tokens": backend.served[default].max_seq_len if is_loaded else None,
             "resident_bytes": resident_memory_bytes(),
         }
 
@@ -85,7 +81,7 @@ class LiveState:
         without fixed places."""
         users = list(self.backend.users)
         rows = [None if user is None else self._row(user, now_s) for user in users]
-        if self.settings.bundle is None:
+        if self.backend.settings.bundle is None:
             return rows
         busy = [row for row in rows if row]
         return [*busy, *[None] * (self.backend.max_users - len(busy))]

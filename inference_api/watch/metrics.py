@@ -27,8 +27,7 @@ from prometheus_client.registry import Collector
 from common.operations import operation
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.record import EndedGeneration, Observer
-from inference_api.core.served_model import StepTotals
-from inference_api.core.state.pool import NO_PAGES, PageCounts
+from inference_api.core.status import ModelSnapshot
 from inference_api.core.step_times import BUCKETS_S, StepTimes
 
 MODEL = "model_name"
@@ -44,15 +43,11 @@ VLLM_REASONS = {"cancelled": "abort"}  # finish reasons with another name in vLL
 class ServerState:
     """Rows, queues and the decode loop's totals of one model at one moment."""
 
-    busy_rows: int
     user_rows: int
     queued: int
     sessions: int
-    totals: StepTotals = field(default_factory=StepTotals)
-    depths: DraftDepths = field(default_factory=DraftDepths)
+    snapshot: ModelSnapshot = field(default_factory=ModelSnapshot)
     step_times: StepTimes = field(default_factory=StepTimes)
-    pages: PageCounts = NO_PAGES
-    draft_pages: PageCounts = NO_PAGES
 
 
 # Keyed by name: the help text, and the value.
@@ -60,26 +55,29 @@ Gauges = dict[str, tuple[str, Callable[[ServerState], float]]]
 Counters = dict[str, tuple[str, str]]  # the second text is a field of `StepTotals`
 
 GAUGES: Gauges = {
-    "inference_rows_busy": ("User rows that run a request.", lambda state: state.busy_rows),
+    "inference_rows_busy": (
+        "User rows that run a request.",
+        lambda state: state.snapshot.busy_rows,
+    ),
     "inference_rows": ("User rows.", lambda state: state.user_rows),
     "inference_queue_depth": ("Requests waiting for a row, or paused.", lambda state: state.queued),
-    "inference_pages_held": ("Pages that rows hold.", lambda state: state.pages.held),
+    "inference_pages_held": ("Pages that rows hold.", lambda state: state.snapshot.pages.held),
     "inference_pages_cached": (
         "Pages that no row holds, kept for prompts that begin alike.",
-        lambda state: state.pages.cached,
+        lambda state: state.snapshot.pages.cached,
     ),
-    "inference_pages_free": ("Pages that hold nothing.", lambda state: state.pages.free),
+    "inference_pages_free": ("Pages that hold nothing.", lambda state: state.snapshot.pages.free),
     "inference_draft_pages_held": (
         "Pages of the draft model that rows hold.",
-        lambda state: state.draft_pages.held,
+        lambda state: state.snapshot.draft_pages.held,
     ),
     "inference_draft_pages_cached": (
         "Pages of the draft model that no row holds, kept for prompts that begin alike.",
-        lambda state: state.draft_pages.cached,
+        lambda state: state.snapshot.draft_pages.cached,
     ),
     "inference_draft_pages_free": (
         "Pages of the draft model that hold nothing.",
-        lambda state: state.draft_pages.free,
+        lambda state: state.snapshot.draft_pages.free,
     ),
     "inference_sessions": ("Sessions with an open stream.", lambda state: state.sessions),
 }
@@ -88,7 +86,7 @@ VLLM_GAUGES: Gauges = {
     "vllm:num_requests_waiting": GAUGES["inference_queue_depth"],
     "vllm:kv_cache_usage_perc": (
         "Pages that rows hold, of all; 0 to 1.",
-        lambda state: state.pages.held / max(state.pages.total, 1),
+        lambda state: state.snapshot.pages.held / max(state.snapshot.pages.total, 1),
     ),
 }
 COUNTERS: Counters = {
@@ -276,9 +274,10 @@ class _StateCollector(Collector):
         for name, (help_text, figure) in self._counters.items():
             counter = CounterMetricFamily(name, help_text, labels=[MODEL])
             for model, state in states.items():
-                counter.add_metric([model], getattr(state.totals, figure))
+                counter.add_metric([model], getattr(state.snapshot.totals, figure))
             yield counter
-        yield from self._of_drafts({model: state.depths for model, state in states.items()})
+        depths = {model: state.snapshot.depths for model, state in states.items()}
+        yield from self._of_drafts(depths)
         yield _of_steps({model: state.step_times for model, state in states.items()})
 
     def _of_drafts(self, depths: Mapping[str, DraftDepths]) -> Iterable[Metric]:

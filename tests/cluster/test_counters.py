@@ -19,11 +19,12 @@ from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, ReplicaState
 from cluster.server_keys import MetricField
 from inference_api.core.record import EndedGeneration, GenerationRecord
+from inference_api.core.status import ModelSnapshot
 from inference_api.request import Caller
 from inference_api.watch.metrics import ServerMetrics, ServerState
 from tests.cluster.foreign_engine import PAGES, Engine
 
-STATE = ServerState(busy_rows=3, user_rows=32, queued=2, sessions=5)
+STATE = ServerState(32, queued=2, sessions=5, snapshot=ModelSnapshot(busy_rows=3))
 RECORD = GenerationRecord(
     model="m", prompt_tokens=100, reused_tokens=0, completion_tokens=50, begun_s=0.0, queue_s=0.0,
     prefill_s=0.05, decode_s=0.5, ttft_s=0.25, e2e_s=0.8, finish_reason="stop", tokens_per_s=1.0,

@@ -45,7 +45,7 @@ def create_crashing_server() -> Flask:
         rows = [row for row in server.backend.users if row is not None]
         if not any(bytes(row.generated).endswith(FATAL_TEXT.encode()) for row in rows):
             decode()
-        elif len(server.input_queue) == 0:
+        elif len(server.backend.input_queue) == 0:
             time.sleep(POLL_S)
         else:
             raise RuntimeError("the device has left")

@@ -34,8 +34,11 @@ class Answering:
     """What the routes share."""
 
     generations: Generations
-    settings: Settings
     choice: ModelChoice
+
+    @property
+    def settings(self) -> Settings:
+        return self.generations.backend.settings
 
     def answer(self, model: str, encode: Encode, write: Write, content_type: str) -> Response:
         self.choice.check(model)
@@ -61,11 +64,9 @@ class Answering:
             yield self.settings.stream_end_marker.encode()
 
 
-def create_blueprint(
-    generations: Generations, settings: Settings, choice: ModelChoice
-) -> Blueprint:
+def create_blueprint(generations: Generations, choice: ModelChoice) -> Blueprint:
     blueprint = Blueprint("generate", __name__)
-    answering = Answering(generations, settings, choice)
+    answering = Answering(generations, choice)
 
     # The rule has no `defaults`: with them, Werkzeug redirects requests that name the default.
     @blueprint.post("/inference")
@@ -75,7 +76,7 @@ def create_blueprint(
         {200: "text/plain", **ROW_REFUSALS},
         NativeBody,
     )
-    def infer(model: str = settings.default_model.name) -> Response:
+    def infer(model: str = answering.settings.default_model.name) -> Response:
         return answering.answer(model, _plain, answering.raw_text, RAW_TEXT)
 
     @blueprint.post("/predictions/<path:model>")

@@ -13,6 +13,7 @@ from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, ReplicaState
 from common.fetch import answers_ok
 from inference_api.core.served_model import StepTotals
+from inference_api.core.status import ModelSnapshot
 from inference_api.watch.metrics import ServerMetrics, ServerState
 from lab.kit.servers import eventually, free_port
 
@@ -56,5 +57,6 @@ def _read(url: str, replicas: int) -> float:
 def _page() -> bytes:
     """Of an API that serves one model."""
     totals = StepTotals(steps=1, prefilled_tokens=1, generated_tokens=1, model_s=1.0, loop_s=1.0)
-    state = ServerState(busy_rows=3, user_rows=ROWS, queued=0, sessions=3, totals=totals)
+    snapshot = ModelSnapshot(busy_rows=3, totals=totals)
+    state = ServerState(user_rows=ROWS, queued=0, sessions=3, snapshot=snapshot)
     return generate_latest(ServerMetrics(["m"], lambda _: state).registry)

@@ -39,7 +39,7 @@ def app_of(settings: Settings) -> Flask:
     register_error_handlers(app, on_error=lambda code: None)
     queue = InputQueue(1, {})
     backend = DecodeBackend(settings, queue, OutputQueues())
-    app.register_blueprint(bundle_routes.create_blueprint(backend, queue, settings))
+    app.register_blueprint(bundle_routes.create_blueprint(backend))
     return app
 
 

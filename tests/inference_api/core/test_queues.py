@@ -146,11 +146,11 @@ def test_each_model_has_a_line_and_places_of_its_own() -> None:
 
 
 def test_server_has_room_for_its_rows_and_its_queue() -> None:
-    server = server_of(create_server(Settings(user_rows=3, max_input_qsize=2)))
+    backend = server_of(create_server(Settings(user_rows=3, max_input_qsize=2))).backend
     for number in range(3 + 2):
-        server.input_queue.put(request(str(number), model="hearth-tiny"))
+        backend.input_queue.put(request(str(number), model="hearth-tiny"))
     with pytest.raises(QueueFull):
-        server.input_queue.put(request("one too many", model="hearth-tiny"))
+        backend.input_queue.put(request("one too many", model="hearth-tiny"))
 
 
 def test_removed_request_makes_room_wherever_it_stood() -> None:

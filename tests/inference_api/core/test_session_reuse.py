@@ -55,9 +55,9 @@ class Server:
         metrics = ServerMetrics([], lambda name: pytest.fail("unused"))
         self.recent = RecentRequests()
         self.generations = Generations(
-            self.backend, *queues, self.watcher, [self.recent], lambda model, gap_s: None
+            self.backend, self.watcher, [self.recent], lambda model, gap_s: None
         )
-        self._live = LiveState(self.backend, self.input_queue, metrics.registry, settings)
+        self._live = LiveState(self.backend, metrics.registry)
         self.connection = socket.socket()
         self.connection.close()  # only the watcher would use it
         for part in (self.backend, runner):

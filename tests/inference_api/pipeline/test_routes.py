@@ -47,7 +47,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             patch.setenv(name, str(value))
         patch.setenv("MASTER_ADDR", "127.0.0.1")
         app = app_of(tmp_path_factory.mktemp("split"), split="auto", user_rows=4, max_seq_len=256)
-        settings = server_of(app).settings
+        settings = server_of(app).backend.settings
         start_ranks(settings.default_model, port, num_ranks=2)
         http = make_server("127.0.0.1", 0, app, threaded=True)
         serving = Thread(target=http.serve_forever, name="http")

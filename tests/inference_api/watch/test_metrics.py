@@ -12,6 +12,7 @@ from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.record import EndedGeneration, GenerationRecord
 from inference_api.core.served_model import StepTotals
 from inference_api.core.state.pool import PageCounts
+from inference_api.core.status import ModelSnapshot
 from inference_api.inference_api_server import server_of
 from inference_api.request import Caller, GenerationRequest, OutputQueue, SessionId
 from inference_api.settings import Settings
@@ -19,7 +20,7 @@ from inference_api.watch.metrics import ServerMetrics, ServerState
 from tests.inference_api.in_process import started
 
 LABELS = '{model_name="hearth-tiny"}'
-STATE = ServerState(0, 32, 0, 0)
+STATE = ServerState(32, 0, 0)
 RECORD = GenerationRecord("m", 1, 0, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "stop", None, None, 1.0)
 ENDED = EndedGeneration(RECORD, Caller("r-1", "search", "/inference"), "s", None)
 
@@ -103,7 +104,8 @@ def test_usage_of_the_cache_counts_pages_that_rows_hold() -> None:
 
 
 def test_pages_of_a_model_and_of_its_draft_model_are_told_apart() -> None:
-    state = replace(STATE, pages=PageCounts(1, 2, 3), draft_pages=PageCounts(4, 5, 6))
+    snapshot = ModelSnapshot(pages=PageCounts(1, 2, 3), draft_pages=PageCounts(4, 5, 6))
+    state = replace(STATE, snapshot=snapshot)
     registry = ServerMetrics(["m"], lambda name: state).registry
     names = [f"inference_{of}pages_{kind}" for of in ("", "draft_") for kind in PageCounts._fields]
     labels = {"model_name": "m"}
@@ -121,8 +123,8 @@ def test_cancelled_request_is_an_aborted_one_to_vllm() -> None:
 
 
 def test_models_are_told_apart() -> None:
-    busy = {"a": 1, "b": 2}
-    metrics = ServerMetrics(["a", "b"], lambda model: replace(STATE, busy_rows=busy[model]))
+    busy = {"a": ModelSnapshot(busy_rows=1), "b": ModelSnapshot(busy_rows=2)}
+    metrics = ServerMetrics(["a", "b"], lambda model: replace(STATE, snapshot=busy[model]))
     metrics.ended(replace(ENDED, record=replace(RECORD, model="b")))
     metrics.token_gap("b", 0.1)
     metrics.rows_decoded("b", 3)
@@ -207,7 +209,8 @@ def test_vllm_names_can_be_left_out() -> None:
 
 
 def test_drafts_are_counted_under_our_names_and_vllms() -> None:
-    state = replace(STATE, totals=StepTotals(drafts=2, drafted_tokens=8, accepted_tokens=5))
+    totals = StepTotals(drafts=2, drafted_tokens=8, accepted_tokens=5)
+    state = replace(STATE, snapshot=ModelSnapshot(totals=totals))
     registry = ServerMetrics(["m"], lambda model: state).registry
 
     def values(*names: str) -> list[float | None]:
@@ -229,7 +232,7 @@ def test_drafts_are_counted_by_depth_and_by_what_was_accepted() -> None:
     depths = DraftDepths()
     for drafted, accepted in ((3, 3), (3, 0), (1, 1)):
         depths.add(drafted, accepted)
-    state = replace(STATE, depths=depths)
+    state = replace(STATE, snapshot=ModelSnapshot(depths=depths))
     registry = ServerMetrics(["m"], lambda model: state).registry
 
     def series(name: str, label: str) -> dict[str, float]:
