@@ -15,7 +15,7 @@ from inference_api.inference_api_server import create_server, server_of
 from inference_api.loading.config import PAGE_TOKENS, num_pages
 from inference_api.model_loading import loaded_alone
 from inference_api.request import TokenLogprobs
-from inference_api.runner import Draw, Drawn, PageLayout, RowResult, RowStep
+from inference_api.runner import Draw, Drawn, ModelRunner, PageLayout, RowResult, RowStep
 from inference_api.settings import Settings
 from inference_api.text.chat_prompts import NO_EXTRAS, Extras, plain_chat_prompt
 from inference_api.tools.dialects import GENERIC
@@ -61,8 +61,8 @@ class ByteTokenizer:
         return None
 
 
-class EchoRunner:
-    """A ModelRunner whose answer to a prompt is that prompt, then the end token."""
+class EchoRunner(ModelRunner):
+    """Its answer to a prompt is that prompt, then the end token. It has nothing to load or keep."""
 
     is_batch_invariant = True
     chunk_tokens = 256
@@ -77,12 +77,6 @@ class EchoRunner:
         self.max_seq_len = max_seq_len
         self.vocab_size = END_TOKEN + 1
 
-    def load(self) -> None:
-        """Nothing to load."""
-
-    def warm_up(self) -> None:
-        """Nothing to warm up."""
-
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
         """Returns echoes: a draw brings its prompt, so no cache is needed."""
         return [
@@ -90,28 +84,12 @@ class EchoRunner:
             for each in rows
         ]
 
-    def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
-        """Nothing to forget."""
-
     @property
     def layout(self) -> PageLayout:
         return PageLayout(self.max_rows * num_pages(self.max_seq_len), PAGE_TOKENS, 0)
 
-    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
-        """Nothing to place."""
-
-    def copy_page(self, source: int, target: int) -> None:
-        """Nothing to copy."""
-
-    def give_back(self, pages: Sequence[int]) -> None:
-        """Nothing to give back."""
-
     def idle(self) -> bool:
-        """Nothing to look after."""
         return False
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 def _echo(draw: Draw) -> int:

@@ -36,6 +36,7 @@ from inference_api.bundle.residency import Residency
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.loaded_model import LoadedModel
+from inference_api.core.residents import Residents
 from inference_api.core.rows import UserRow
 from inference_api.errors import MemberFailed, MemberUnloaded, StartupError
 from inference_api.model_loading import LoadableModel, Stamp, describe_models
@@ -50,8 +51,8 @@ ANSWER_TIMEOUT_S = 30.0  # how long an operator's call may wait for a turn of th
 Answer = TypeVar("Answer")
 
 
-class BundleResidents:
-    """`Residents` of a bundle."""
+class BundleResidents(Residents):
+    """The members of a bundle."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class BundleResidents:
         slot_bytes: int | None = None,
     ) -> None:
         """`members` are those of the bundle, by name; for `slot_bytes` see `needs_of`."""
-        self.models: Mapping[str, LoadedModel] = {}
+        self.models = {}
         self.served = {name: member.served for name, member in members.items()}
         needs = {
             each.name: needs_of(each, members[each.name], slot_bytes) for each in bundle.members

@@ -19,13 +19,10 @@ MEMORY_LOOKS_S = 0.5  # seconds between two looks at how much memory is free
 
 
 class Residents(Protocol):
-    @property
-    def models(self) -> Mapping[str, LoadedModel]:
-        """Models in memory, by name. Replaced, never changed, so that any thread may read it."""
-
-    @property
-    def served(self) -> Mapping[str, ServedModel]:
-        """All models served, by name, in memory or not; the default first."""
+    models: Mapping[str, LoadedModel]
+    """Models in memory, by name. Replaced, never changed, so that any thread may read it."""
+    served: Mapping[str, ServedModel]
+    """All models served, by name, in memory or not; the default first."""
 
     def start(self, now_s: float) -> None:
         """Begin to load the models that are loaded at start."""
@@ -54,8 +51,8 @@ class Residents(Protocol):
         """Returns how long the loop may sleep while no row is busy and the queue is silent."""
 
 
-class FixedModels:
-    """Models that stay in memory from the start on."""
+class FixedModels(Residents):
+    """Models that stay in memory from the start on. Their rows are their own."""
 
     has_started = True
 
@@ -72,12 +69,6 @@ class FixedModels:
         self._batching = batching
         self._free_bytes = free_bytes
         self._looks_at_s = -inf
-
-    def start(self, now_s: float) -> None:
-        """They are there."""
-
-    def stop(self) -> None:
-        """Nothing is being loaded."""
 
     def turn(self, now_s: float) -> None:
         """If the machine runs out of memory, give up half of the pages kept for later prompts.
@@ -99,12 +90,6 @@ class FixedModels:
                 if request is None or not model.rows.may_admit(request):
                     break
                 yield model
-
-    def started(self, model: LoadedModel, row: UserRow, now_s: float) -> None:
-        """Its rows are its own."""
-
-    def ended(self, model: LoadedModel, now_s: float) -> None:
-        """Its rows are its own."""
 
     def idle_s(self, now_s: float) -> float:
         """Returns how long until waiting requests may take rows."""
