@@ -135,10 +135,9 @@ def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
         rules += gemma_grammars.any_value(written)
     for rule, names in (("call", tools), ("input", inputs)):
         rules += [f"{rule}: " + " | ".join(f"{rule}_{n}" for n in range(len(names)))] * bool(names)
-    if "text" in asked and not asked["is_required"]:
-        rules += [f"text: {asked['text']}", *_calls_or(dialect, written)]
-    else:
-        rules += _body(asked["is_required"], dialect, [*tools, *inputs], written)
+    if has_text := "text" in asked and not asked["is_required"]:
+        rules.append(f"text: {asked['text']}")
+    rules += _body(asked["is_required"], has_text, [*tools, *inputs], written)
     for number, (name, rule) in enumerate(inputs.items()):
         begin = _opened(shape, name, shape.middle or "\n", written)
         rules += [f"input_{number}: {begin} text_{number}", f"text_{number}: {rule}"]
@@ -146,13 +145,7 @@ def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
         rules += [
             f"call_{number}: {_opened(shape, name, shape.middle, written)} args_{number} "
             f"{written(shape.end)}",
-            *_arguments(
-                f"args_{number}",
-                schema,
-                JSON_FORM if name in asked["strict"] else LENIENT_FORM,
-                dialect,
-                written,
-            ),
+            *_arguments(f"args_{number}", schema, name in asked["strict"], written),
         ]
     return "\n".join(rules)
 
@@ -167,6 +160,7 @@ class _Marks:
     """Writes literal text for Lark, with the dialect's marks as their tokens."""
 
     def __init__(self, dialect: Dialect, terminal: Terminal) -> None:
+        self.dialect = dialect.name
         self._terminal = terminal
         marks = sorted(dialect.markers, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, marks)) + ")")
@@ -180,15 +174,16 @@ class _Marks:
 
 
 def _body(
-    is_required: bool, dialect: Dialect, names: Sequence[str], written: _Marks
+    is_required: bool, has_text: bool, names: Sequence[str], written: _Marks
 ) -> Iterator[str]:
-    trigger = SHAPES[dialect.name].trigger
-    if dialect.name == "harmony":
-        yield from _harmony_body(is_required, written)
-    elif is_required:
-        yield f"body: {written(trigger)} calls"
+    """Yields the rules for calls or a text; with `has_text`, that is the rule `text`."""
+    trigger = SHAPES[written.dialect].trigger
+    if written.dialect == "harmony":
+        yield from _harmony_body(is_required, written, "text" if has_text else "TEXT")
+    elif is_required or has_text:
+        yield f"body: {written(trigger)} calls" + " | text" * has_text
     elif not trigger:
-        yield from _whole_or_text(dialect, names, written)
+        yield from _whole_or_text(names, written)
     elif written.is_token(trigger):
         yield f"body: TEXT ({written(trigger)} calls)?"
     else:
@@ -196,26 +191,18 @@ def _body(
         yield "body: TEXT | head calls"
 
 
-def _calls_or(dialect: Dialect, written: _Marks) -> Iterator[str]:
-    """Returns the rules for calls, or a text with a constraint of its own."""
-    if dialect.name == "harmony":
-        yield from _harmony_body(False, written, "text")
-    else:
-        yield f"body: {written(SHAPES[dialect.name].trigger)} calls | text"
-
-
-def _whole_or_text(dialect: Dialect, names: Sequence[str], written: _Marks) -> Iterator[str]:
+def _whole_or_text(names: Sequence[str], written: _Marks) -> Iterator[str]:
     """Returns the rules where calls are the whole answer: a text must not begin like a call."""
     beginning = r"\{\"tool_calls\""
-    if dialect.name == "llama":
+    if written.dialect == "llama":
         beginning = r"\{\"name\": \"(" + "|".join(map(re.escape, names)) + r")\""
     yield f"PLAIN: /(.|\\n)*/ & ~/[ \\n]*{beginning}(.|\\n)*/"
     tag = formats.PYTHON_TAG
-    is_tagged = dialect.name == "llama" and written.is_token(tag)
+    is_tagged = written.dialect == "llama" and written.is_token(tag)
     yield "body: calls | PLAIN" + (f" ({written(tag)} calls)?" if is_tagged else "")
 
 
-def _harmony_body(is_required: bool, written: _Marks, text: str = "TEXT") -> Iterator[str]:
+def _harmony_body(is_required: bool, written: _Marks, text: str) -> Iterator[str]:
     """Yields the rules for messages in known channels. The last one is a call, or `final` if no
     call is required."""
     for channel, said in (("analysis", "TEXT"), ("commentary", "TEXT"), ("final", text)):
@@ -254,14 +241,13 @@ def of_schema(schema: Json, form: Mapping[str, object] = JSON_FORM) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": form})
 
 
-def _arguments(
-    rule: str, schema: Json, form: Mapping[str, object], dialect: Dialect, written: _Marks
-) -> Iterator[str]:
-    if dialect.name == "gemma":
-        yield from gemma_grammars.arguments(rule, schema, partial(of_schema, form=form), written)
+def _arguments(rule: str, schema: Json, is_strict: bool, written: _Marks) -> Iterator[str]:
+    json_of = partial(of_schema, form=JSON_FORM if is_strict else LENIENT_FORM)
+    if written.dialect == "gemma":
+        yield from gemma_grammars.arguments(rule, schema, json_of, written)
         return
-    if dialect.name not in ("qwen-coder", "seed", "glm"):
-        yield f"{rule}: {of_schema(schema, form)}"
+    if written.dialect not in ("qwen-coder", "seed", "glm"):
+        yield f"{rule}: {json_of(schema)}"
         return
     properties, required = schema.get("properties"), schema.get("required")
     properties = properties if isinstance(properties, dict) else {}
@@ -270,30 +256,22 @@ def _arguments(
     for number, (name, about) in enumerate(properties.items()):
         member = f"{rule}_{number}"
         members.append(member if name in required else f"{member}?")
-        yield from _tagged_argument(
-            member, name, _with_definitions(about, schema), form, dialect, written
-        )
+        about = _with_definitions(about, schema)
+        yield from _tagged_argument(member, name, about, json_of, written)
     yield f"{rule}: " + (" ".join(members) or '""')
 
 
 def _tagged_argument(
-    member: str,
-    name: str,
-    about: object,
-    form: Mapping[str, object],
-    dialect: Dialect,
-    written: _Marks,
+    member: str, name: str, about: Json, json_of: gemma_grammars.OfSchema, written: _Marks
 ) -> Iterator[str]:
     """Returns the rule of an argument between tags: JSON, or plain text if it is a string."""
-    is_coder = dialect.name != "glm"
-    edge = "\n" if dialect.name == "qwen-coder" else ""
-    begin = f"\n<arg_key>{name}</arg_key>\n<arg_value>"
-    end = "</arg_value>"
+    is_coder = written.dialect != "glm"
+    begin, end = f"\n<arg_key>{name}</arg_key>\n<arg_value>", "</arg_value>"
     if is_coder:
+        edge = "\n" if written.dialect == "qwen-coder" else ""
         begin, end = f"\n<parameter={name}>{edge}", f"{edge}</parameter>"
     value = f"{member}_value"
     yield f"{member}: {written(begin)} {value}"
-    about = about if isinstance(about, dict) else {}
     if about.get("type") == "string" and isinstance(about.get("enum"), list):
         options = " | ".join(written(str(each)) for each in about["enum"])
         yield f"{value}: ({options}) {written(end)}"
@@ -304,11 +282,10 @@ def _tagged_argument(
         yield f"{value}{lazy}: {text} {written(end)}"
     else:
         yield f"{value}: {value}_json {written(end)}"
-        yield f"{value}_json: {of_schema(about, form)}"
+        yield f"{value}_json: {json_of(about)}"
 
 
-def _with_definitions(about: object, schema: Json) -> object:
-    if not isinstance(about, dict):
-        return about
+def _with_definitions(about: object, schema: Json) -> Json:
+    """Returns a property's schema with what it may refer to; of none, one of any value."""
     named = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    return {**named, **about}
+    return named | about if isinstance(about, dict) else {}

@@ -107,7 +107,7 @@ def _mistral_calls(reader: Reader, calls: Calls) -> Steps[None]:
 
 
 def arguments_of(reader: Reader, calls: Calls, name: str) -> Steps[None]:
-    """Reads an object as the arguments of a call. Raises NotACall."""
+    """Reads a call's arguments: an object, or a plain input. Raises NotACall."""
     if name in calls.plain:
         yield from plain_input(reader, calls, name)
     yield from reader.skip_space()

@@ -6,9 +6,10 @@ constraints in any place, text without a header. Source: openai/harmony, docs/fo
 
 import re
 
-from inference_api.tools.calls import Calls, attempt, plain_input
+from inference_api.tools.calls import Calls, attempt
 from inference_api.tools.events import Event, TextDelta, ThoughtDelta
-from inference_api.tools.reader import NotACall, Reader, Steps
+from inference_api.tools.formats import arguments_of
+from inference_api.tools.reader import Reader, Steps
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
@@ -31,7 +32,7 @@ def harmony(reader: Reader, calls: Calls) -> Steps[None]:
 def _body(reader: Reader, calls: Calls, header: str, start: int) -> Steps[None]:
     recipient = _RECIPIENT.search(header)
     if recipient is not None and recipient[1] in calls.schemas:
-        body = _call(reader, calls, recipient[1])
+        body = arguments_of(reader, calls, recipient[1])
         if (yield from attempt(reader, calls, reader.at, body)):
             yield from reader.read_until(ENDS)
             return
@@ -40,15 +41,3 @@ def _body(reader: Reader, calls: Calls, header: str, start: int) -> Steps[None]:
     end = yield from reader.until(ENDS, event, trims=False)
     if end == START:
         reader.at -= len(START)
-
-
-def _call(reader: Reader, calls: Calls, name: str) -> Steps[None]:
-    if name in calls.plain:
-        yield from plain_input(reader, calls, name)
-    yield from reader.skip_space()
-    if (yield from reader.peek()) == "{":
-        yield calls.start(name)
-        yield from reader.json_nested(calls.arguments)
-        yield calls.end(reader.at)
-        return
-    raise NotACall

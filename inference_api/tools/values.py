@@ -3,6 +3,7 @@
 import ast
 import json
 from collections.abc import Collection
+from typing import NoReturn
 
 from inference_api.tools.events import Json
 
@@ -45,11 +46,12 @@ def typed(value: str, name: str, schema: Json) -> str:
     is_text = isinstance(about, dict) and about.get("type") == "string"
     if not is_text:
         try:
-            json.loads(value, parse_constant=_refuse)
+            json.loads(value, parse_constant=refuse_constant)
         except (ValueError, RecursionError):
             is_text = True
     return json.dumps(value, ensure_ascii=False) if is_text else value.strip()
 
 
-def _refuse(name: str) -> None:
-    raise ValueError(name)
+def refuse_constant(name: str) -> NoReturn:
+    """For `json.loads`, which reads NaN and infinities."""
+    raise ValueError(f"{name} is not JSON")

@@ -32,6 +32,13 @@ class _Arguments:
         yield self._calls.end(at)
 
 
+def _begun(reader: Reader, calls: Calls, name: str) -> Steps[_Arguments]:
+    if name in calls.plain:
+        yield from plain_input(reader, calls, name)
+    yield calls.start(name)
+    return _Arguments(calls, name)
+
+
 def _head(reader: Reader, mark: str) -> Steps[str]:
     """Reads a name up to the mark, or to a line break in its place. Raises NotACall."""
     name, _ = yield from reader.read_until((mark, "\n"))
@@ -65,10 +72,7 @@ def _qwen_coder_call(reader: Reader, calls: Calls) -> Steps[None]:
     if not reader.text.startswith(FUNCTION, reader.at - len(FUNCTION)):
         yield from reader.expect(FUNCTION)
     name = yield from _head(reader, ">")
-    if name in calls.plain:
-        yield from plain_input(reader, calls, name)
-    yield calls.start(name)
-    arguments = _Arguments(calls, name)
+    arguments = yield from _begun(reader, calls, name)
     while (yield from _takes(reader, PARAMETER)):
         key = yield from _head(reader, ">")
         value = yield from _value(reader, END_PARAMETER, (PARAMETER, END_FUNCTION, END_CALL))
@@ -80,11 +84,7 @@ def _glm_call(reader: Reader, calls: Calls) -> Steps[None]:
     name, mark = yield from reader.read_until(("\n", "<arg_key>", END_CALL))
     if mark != "\n":
         reader.at -= len(mark)
-    name = name.strip()
-    if name in calls.plain:
-        yield from plain_input(reader, calls, name)
-    yield calls.start(name)
-    arguments = _Arguments(calls, name)
+    arguments = yield from _begun(reader, calls, name.strip())
     while (yield from _takes(reader, "<arg_key>")):
         key = yield from _value(reader, "</arg_key>", ("<arg_value>", END_CALL))
         if (yield from _takes(reader, "<arg_value>")):

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.fetch import FetchBounds, FetchFailed, fetch
 from inference_api.errors import Unavailable
-from inference_api.web.json_object import refuse_constant
+from inference_api.tools.values import refuse_constant
 
 BOUNDS = FetchBounds(connect_s=2.0, read_s=3.0, max_bytes=4 * 2**20)
 FRESH_S = 1.0  # requests within this time share an answer

@@ -11,10 +11,9 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from typing import NoReturn
 
 from inference_api.errors import InvalidRequest
-from inference_api.tools.values import MAX_DEPTH, children, is_deeper_than
+from inference_api.tools.values import MAX_DEPTH, children, is_deeper_than, refuse_constant
 
 # 256 prompts of 2048 token ids, and some more. A body of 4 MiB exceeds it only with short values.
 MAX_VALUES = 600_000
@@ -80,11 +79,6 @@ def shortened(value: object) -> str:
     """Returns at most 40 characters of a value, for messages."""
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def refuse_constant(name: str) -> NoReturn:
-    """For `json.loads`, which reads NaN and infinities."""
-    raise ValueError(f"{name} is not JSON")
 
 
 def _too_deep(name: str, param: str | None = None) -> InvalidRequest:
