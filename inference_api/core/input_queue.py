@@ -108,18 +108,12 @@ class InputQueue:
 
     def waiting(self, model: str) -> Waiting:
         with self._lock:
-            line = self._lines[model]
-            return Waiting(len(line), line.oldest_came_s, self._refusal is not None)
+            return self._waiting(self._lines[model])
 
     def all_waiting(self) -> dict[str, Waiting]:
         """Returns what waits by model, without the models for which no request waits."""
         with self._lock:
-            is_closed = self._refusal is not None
-            return {
-                model: Waiting(len(line), line.oldest_came_s, is_closed)
-                for model, line in self._lines.items()
-                if len(line)
-            }
+            return {name: self._waiting(line) for name, line in self._lines.items() if len(line)}
 
     def wait_for_request(self, timeout_s: float) -> None:
         """Wait until a request has come or `wake` was called since the last return, at most
@@ -162,6 +156,9 @@ class InputQueue:
     def __len__(self) -> int:
         """Number of requests that wait, for any model."""
         return sum(map(len, self._lines.values()))
+
+    def _waiting(self, line: "_Line") -> Waiting:
+        return Waiting(len(line), line.oldest_came_s, self._refusal is not None)
 
     def _check_room(self, model: str, is_first: bool) -> None:
         if self._refusal is not None:

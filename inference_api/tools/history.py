@@ -48,6 +48,13 @@ def call_as_json(call_id: str, name: str, arguments: str) -> Message:
     return {"id": call_id, "type": "function", "function": function}
 
 
+def assistant_turn(text: str, thoughts: str, calls: Sequence[Message]) -> Message:
+    """Returns an earlier answer as a message, without fields that would be empty."""
+    fields = {"reasoning_content": thoughts, "tool_calls": calls}
+    given = {name: value for name, value in fields.items() if value}
+    return {"role": "assistant", "content": text, **given}
+
+
 def has_calls(messages: Sequence[Message]) -> bool:
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
@@ -99,8 +106,7 @@ def _native_call(call: Json, manners: Manners) -> Json:
     if not manners.wants_text_arguments:
         arguments = as_object(arguments)
     call_id = _short_id(call["id"]) if manners.wants_short_ids else call["id"]
-    function = {**call["function"], "arguments": arguments}
-    return {"id": call_id, "type": "function", "function": function}
+    return {**call, "id": call_id, "function": {**call["function"], "arguments": arguments}}
 
 
 def as_object(arguments: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from inference_api.tools.history import Message, call_as_json
+from inference_api.tools.history import Message, assistant_turn, call_as_json
 from inference_api.web.entries import ENCRYPTED, read_parts, text_or, type_of
 from inference_api.web.fields import Body, fault
 from inference_api.web.tools import CalledName, CallId
@@ -183,15 +183,10 @@ class InputMessage(Body):
 
     def _own_turn(self) -> Message:
         blocks = self.blocks
-        fields: Message = {
-            "reasoning_content": "".join(
-                b.thinking for b in blocks if isinstance(b, ThinkingBlock)
-            ),
-            "tool_calls": [b.as_json() for b in blocks if isinstance(b, ToolUseBlock)],
-        }
-        given = {name: value for name, value in fields.items() if value}
-        said = "".join(b.text for b in blocks if isinstance(b, TextBlock))
-        return {"role": "assistant", "content": said, **given}
+        text = "".join(each.text for each in blocks if isinstance(each, TextBlock))
+        thoughts = "".join(each.thinking for each in blocks if isinstance(each, ThinkingBlock))
+        calls = [each.as_json() for each in blocks if isinstance(each, ToolUseBlock)]
+        return assistant_turn(text, thoughts, calls)
 
 
 def text_of(text: str | Sequence[TextBlock | ToolReference]) -> str:

@@ -191,10 +191,9 @@ class ResponseWriter:
                 if part.kind != "call":
                     yield self._part_event(part, "content_part.added", part=_content(part))
             case PartDelta(_, text):
-                if self._streams(part):
-                    yield self._part_event(
-                        part, f"{self._kind(part)}.delta", delta=text, **_text_fields(part)
-                    )
+                called, (_, kind) = self._called(part), self._form(part)
+                if called.kind == "function" or called.is_raw:  # shown as the model writes it
+                    yield self._part_event(part, f"{kind}.delta", delta=text, **_text_fields(part))
             case PartEnd():
                 yield from self._ends(part)
                 item = self._item(part, _status(event, answer))
@@ -202,7 +201,7 @@ class ResponseWriter:
                 yield {"type": "response.output_item.done", **place, "item": item}
 
     def _ends(self, part: AnswerPart) -> Iterator[Json]:
-        kind, called = self._kind(part), self._called(part)
+        called, (_, kind) = self._called(part), self._form(part)
         if part.kind != "call":
             yield self._part_event(part, f"{kind}.done", text=part.text, **_text_fields(part))
             yield self._part_event(part, "content_part.done", part=_content(part))
@@ -220,19 +219,14 @@ class ResponseWriter:
         of_part = of_item if part.kind == "call" else {**of_item, "content_index": 0}
         return {"type": f"response.{kind}", **of_part, **more}
 
-    def _kind(self, part: AnswerPart) -> str:
-        return _KINDS[self._called(part).kind if part.kind == "call" else part.kind]
-
-    def _streams(self, part: AnswerPart) -> bool:
-        """Returns whether the part is shown as the model writes it."""
-        called = self._called(part)
-        return called.kind == "function" or called.is_raw
-
     def _called(self, part: AnswerPart) -> Called:
         return self.called_tools.get(part.name) or Called(part.name)
 
+    def _form(self, part: AnswerPart) -> tuple[str, str]:
+        return _FORMS[self._called(part).kind if part.kind == "call" else part.kind]
+
     def _item_id(self, part: AnswerPart) -> str:
-        prefix = _PREFIXES[self._called(part).kind if part.kind == "call" else part.kind]
+        prefix, _ = self._form(part)
         return f"{prefix}{self.response_id.removeprefix('resp_')}-{part.index}"
 
     def _item(self, part: AnswerPart, status: Status) -> Item:
@@ -325,20 +319,14 @@ class ResponseWriter:
         }
 
 
-_PREFIXES = {
-    "text": "msg_",
-    "thought": "rs_",
-    "function": "fc_",
-    "custom": "ctc_",
-    "shell": "lsh_",
-    "search": "tsc_",
-}
-_KINDS = {
-    "text": "output_text",
-    "thought": "reasoning_text",
-    "function": "function_call_arguments",
-    "custom": "custom_tool_call_input",
-    **dict.fromkeys(("shell", "search"), ""),  # sent whole: no event announces pieces of them
+# For each kind of part or call, the prefix of its ids, and the name of events about its pieces.
+_FORMS = {
+    "text": ("msg_", "output_text"),
+    "thought": ("rs_", "reasoning_text"),
+    "function": ("fc_", "function_call_arguments"),
+    "custom": ("ctc_", "custom_tool_call_input"),
+    "shell": ("lsh_", ""),  # sent whole, as is a search
+    "search": ("tsc_", ""),
 }
 
 

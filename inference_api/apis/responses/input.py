@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from inference_api.apis.responses.tools import SEARCH, SHELL, AnyTool, Tools, flat_name, flattened
-from inference_api.tools.history import Message, call_as_json
+from inference_api.tools.history import Message, assistant_turn, call_as_json
 from inference_api.web.entries import ENCRYPTED, read_parts, text_or, type_of
 from inference_api.web.fields import Body
 from inference_api.web.tools import CalledName, CallId
@@ -248,9 +248,7 @@ def _turn_of(items: Sequence[Item]) -> Iterator[Message]:
         if isinstance(item, ReasoningItem)
     ]
     calls = [item.as_json() for item in items if isinstance(item, InputCall)]
-    fields: Message = {"reasoning_content": "\n".join(thoughts), "tool_calls": calls}
-    given = {name: value for name, value in fields.items() if value}
-    yield {"role": "assistant", "content": "\n".join(texts), **given}
+    yield assistant_turn("\n".join(texts), "\n".join(thoughts), calls)
 
 
 def _text(content: str | Sequence[InputPart | InputRefusal]) -> str:
