@@ -7,9 +7,9 @@ nothing else is shared. Loaded members decode meanwhile, so this thread runs at 
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Thread, get_native_id
 
 from inference_api.bundle.members import Failure
@@ -76,12 +76,10 @@ class MemberLoader:
     def unload(self, name: str) -> None:
         self._asked.put(lambda: self._unload(name))
 
-    def next_event(self) -> LoaderEvent | None:
-        """Returns the next event, or None. Never waits."""
-        try:
-            return self._events.get_nowait()
-        except Empty:
-            return None
+    def events(self) -> Iterator[LoaderEvent]:
+        """Yields what has happened since the last call. Never waits."""
+        while not self._events.empty():
+            yield self._events.get_nowait()
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TypeVar
 
 from inference_api.bundle.check import check_bundle
@@ -119,9 +119,9 @@ class BundleResidents(Residents):
         return all(each.state in (MemberState.RESIDENT, MemberState.FAILED) for each in states)
 
     def turn(self, now_s: float) -> None:
-        while (event := self._loader.next_event()) is not None:
+        for event in self._loader.events():
             self._hear(event, now_s)
-        settled = [settle() for settle in self._questions()]
+        settled = [self._asked.get_nowait()() for _ in range(self._asked.qsize())]
         waiting = self._input_queue.all_waiting()
         if self._residency.is_short(waiting):
             self._loans.call_in()  # what no row holds keeps nobody out
@@ -180,13 +180,6 @@ class BundleResidents(Residents):
         for each in of_draft:
             assert model.drafter is not None, "only it has a footprint"
             self._loans.add_draft(name, model.drafter.pages, *each, model.drafter.give_up)
-
-    def _questions(self) -> Iterator[Callable[[], Callable[[], None]]]:
-        while True:
-            try:
-                yield self._asked.get_nowait()
-            except Empty:
-                return
 
     def _is_mended(self, name: str) -> bool:
         """Returns whether the files of a failed member have changed."""

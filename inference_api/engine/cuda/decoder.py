@@ -47,7 +47,7 @@ from inference_api.engine.cuda.panels import Panels
 from inference_api.engine.cuda.parameters import Linear, TorchParameters, whole
 from inference_api.kernels.interface import Floats
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.layout import EMBEDDING
+from inference_api.loading.layout import EMBEDDING, HEAD
 from inference_api.runner import RowStep
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Decoder:
         parameters = replace(parameters, multiply=ops.multiply)
         if config.has_ends:
             self._embedding = parameters.panels.get(EMBEDDING) or parameters.tensors[EMBEDDING]
-            self._head = parameters.linear("head")
+            self._head = parameters.linear(HEAD)
         # In the precision of the sums, as Gemma was trained with it.
         self._embedding_multiplier = self._like.new_tensor(config.embedding_multiplier)
         self._layers = [
@@ -356,24 +356,21 @@ def _affine(parameters: TorchParameters, name: str) -> Affine | None:
 def _layer(
     config: ModelConfig, parameters: TorchParameters, index: int, mlp: Mlp | Mixture | CpuExperts
 ) -> Layer:
-    def affine(name: str) -> Affine | None:
-        return _affine(parameters, f"layers.{index}.{name}")
+    name, latent = f"layers.{index}", config.latent
 
-    def linear(name: str, after: str | None = None) -> Linear:
-        weight, bias = (f"layers.{index}.{name}.{each}" for each in ("weight", "bias"))
-        return parameters.linear(weight, bias, after=f"layers.{index}.{after}")
+    def affine(norm: str) -> Affine | None:
+        return _affine(parameters, f"{name}.{norm}")
 
-    latent = config.latent
-    sinks = parameters.tensors.get(f"layers.{index}.sinks")
+    out, sinks = parameters.linear(f"{name}.out"), parameters.tensors.get(f"{name}.sinks")
+    if latent is None:
+        qkv = parameters.linear(f"{name}.qkv", after=f"{name}.values")
+    else:
+        qkv, out = latent_qkv(config, latent, parameters, index), LatentOut(config, out)
     return Layer(
         attention_norm=affine("attention_norm"),
-        qkv=(
-            linear("qkv", after="values")
-            if latent is None
-            else latent_qkv(config, latent, parameters, index)
-        ),
+        qkv=qkv,
         heads=LayerHeads(index, parameters.qk_norm(config, index), sinks),
-        out=linear("out") if latent is None else LatentOut(config, linear("out")),
+        out=out,
         attention_output_norm=affine("attention_output_norm"),
         mlp_norm=affine("mlp_norm"),
         mlp=mlp,

@@ -65,13 +65,11 @@ class LatentOut:
 def latent_qkv(
     config: ModelConfig, latent: LatentConfig, parameters: TorchParameters, layer: int
 ) -> LatentQkv:
-    name = f"layers.{layer}"
-
     def linear(each: str) -> Linear:
-        return parameters.linear(f"{name}.{each}.weight", f"{name}.{each}.bias")
+        return parameters.linear(f"layers.{layer}.{each}")
 
     def latent_of(each: str) -> Latent:
-        return Latent(linear(each), parameters.tensors[f"{name}.{each}_norm.weight"])
+        return Latent(linear(each), parameters.tensors[f"layers.{layer}.{each}_norm.weight"])
 
     return LatentQkv(
         config,

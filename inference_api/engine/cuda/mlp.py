@@ -150,20 +150,17 @@ def make_mlp(
 
     def dense(prefix: str = "") -> Mlp:
         names = (f"{name}.{prefix}{each}" for each in ("up", "down"))
-        return through(*(parameters.linear(f"{each}.weight", f"{each}.bias") for each in names))
+        return through(*map(parameters.linear, names))
 
     if mixture is None:
         return dense()
     ups, downs = (
-        parameters.linears(f"{name}.{each}.weight", f"{name}.{each}.bias", mixture.num_experts)
-        for each in ("up", "down")
+        parameters.linears(f"{name}.{each}", mixture.num_experts) for each in ("up", "down")
     )
-    experts = [*map(through, ups, downs)]
-    router = parameters.linear(f"{name}{ROUTER}.weight", f"{name}{ROUTER}.bias")
     return Mixture(
         mixture,
-        router,
-        experts,
+        parameters.linear(f"{name}{ROUTER}"),
+        [*map(through, ups, downs)],
         rows_multiple,
         parameters.tensors.get(f"{name}{ROUTER}.selection_bias"),
         dense("shared_") if mixture.shared_ffn_size else None,

@@ -51,19 +51,19 @@ class TorchParameters:
     panels: Mapping[str, Panels] = field(default_factory=dict, kw_only=True)
     multiply: Multiply = field(default=multiply, kw_only=True)
 
-    def linear(self, weight: str, bias: str | None = None, *, after: str | None = None) -> Linear:
-        """The linear map of these parameters, then that of those called `after`. `bias` and
-        `after` may name some that the model has not."""
-        names = (weight, bias), (f"{after}.weight", f"{after}.bias")
-        weights = [self.panels[each] for each, _ in names if each in self.panels]
-        biases = [self.tensors[each] for _, each in names if each in self.tensors]
+    def linear(self, name: str, *, after: str = "") -> Linear:
+        """The linear map of this name, then the one called `after`, if the model has it."""
+        named = [name, after]
+        matrices = [each if each == HEAD else f"{each}.weight" for each in named]
+        weights = [self.panels[each] for each in matrices if each in self.panels]
+        biases = [self.tensors[f"{each}.bias"] for each in named if f"{each}.bias" in self.tensors]
         if not weights:
-            return of_torch(self.tensors[weight], biases[0] if biases else None)
+            return of_torch(self.tensors[matrices[0]], biases[0] if biases else None)
         return self._packed(weights, torch.cat(biases) if biases else None)
 
-    def linears(self, weight: str, bias: str, count: int) -> list[Linear]:
+    def linears(self, name: str, count: int) -> list[Linear]:
         """The linear maps whose weights are stacked in one, and so are their biases, if any."""
-        stacked = self.tensors.get(bias)
+        weight, stacked = f"{name}.weight", self.tensors.get(f"{name}.bias")
         biases = [None] * count if stacked is None else stacked.chunk(count)
         if weight in self.panels:
             parts = zip(self.panels[weight].parts(count), biases, strict=True)

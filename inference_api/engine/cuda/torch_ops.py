@@ -69,9 +69,7 @@ class TorchOps:
         gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
         return gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)
 
-    @staticmethod
-    def multiply(x: Tensor, weights: Sequence[Panels], bias: Tensor | None) -> Tensor:
-        return multiply(x, weights, bias)
+    multiply = staticmethod(multiply)
 
     def embed(self, ids: Tensor, table: Panels) -> Tensor:
         return unpacked(table, ids).to(self.cache.entries.dtype)
