@@ -13,6 +13,7 @@ from inference_api.core.generations import Generations, TextGeneration
 from inference_api.core.requests import Requests
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import ContextTooLong, InvalidRequest
+from inference_api.text.tokens import Tokenizer
 from inference_api.web.caller import caller_of_request, leave_aside
 
 
@@ -36,7 +37,7 @@ class Chats:
         self._choice = choice
 
     def respond(
-        self, chat: Chat, writer_of: Callable[[Chosen, ServedModel], Writer], streams: bool
+        self, chat: Chat, writer_of: Callable[[Chosen, Tokenizer], Writer], streams: bool
     ) -> Response:
         """Returns the response. `writer_of` makes the writer, once the model is chosen."""
         chosen, model = self.model_of(chat)
@@ -54,7 +55,7 @@ class Chats:
                 ChatAnswer(each, answer_reader(model.tokenizer, chat.use, prompt, chat.turns))
                 for each in begun
             ]
-            writer = writer_of(chosen, model)
+            writer = writer_of(chosen, model.tokenizer)
             return responded(stack, writer, answers, len(prompt), chosen.headers, streams)
 
     def model_of(self, chat: Chat) -> tuple[Chosen, ServedModel]:

@@ -96,10 +96,8 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
         if bundle is None or residents is None or name == ROUTED:
             return card
         member = bundle.member(settings.name_of(name))
-        context = backend.served[member.name].max_seq_len
-        rows_max = member.rows.max or settings.user_rows
         state = residents.snapshot.members[member.name]
-        return {**card, **expert_card(member, context, rows_max, state)}
+        return {**card, **expert_card(backend, member, state)}
 
     return blueprint
 

@@ -91,9 +91,7 @@ class BundleState(WireDict):
     experts: list[ExpertState]
 
 
-def expert_card(
-    member: BundleMember, context: int, rows_max: int, state: MemberSnapshot
-) -> ExpertCard:
+def expert_card(backend: DecodeBackend, member: BundleMember, state: MemberSnapshot) -> ExpertCard:
     is_failed = state.state is MemberState.FAILED
     last_used = None
     if state.last_used_s is not None:
@@ -102,8 +100,8 @@ def expert_card(
         description=member.description,
         state=state.state,
         status=ExpertStatus(value=STATUS[state.state], failed=is_failed),
-        context=context,
-        rows=ExpertRows(min=member.rows.min, max=rows_max),
+        context=backend.served[member.name].max_seq_len,
+        rows=ExpertRows(min=member.rows.min, max=member.rows.max or backend.settings.user_rows),
         bytes=ExpertBytes(
             weights=state.weights_bytes, other=state.other_bytes, cache=state.cache_bytes
         ),
@@ -122,10 +120,10 @@ def bundle_state(backend: DecodeBackend) -> BundleState | None:
     state = residents.snapshot
     members = []
     for each in bundle.members:
-        own, context = state.members[each.name], backend.served[each.name].max_seq_len
+        own = state.members[each.name]
         members.append(
             ExpertState(
-                **expert_card(each, context, each.rows.max or settings.user_rows, own),
+                **expert_card(backend, each, own),
                 name=each.name,
                 queue=input_queue.num_waiting(each.name),
                 running=own.num_running,

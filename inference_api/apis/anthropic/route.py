@@ -7,8 +7,6 @@ from common.operations import operation
 from inference_api.apis.answering import Chats, prompt_is_called
 from inference_api.apis.anthropic.answer import MessageAnswer, MessageWriter, TokenCount
 from inference_api.apis.anthropic.body import CountBody, MessagesBody
-from inference_api.apis.choosing import Chosen
-from inference_api.core.served_model import ServedModel
 from inference_api.web.caller import read
 from inference_api.web.errors import REFUSALS, ROW_REFUSALS
 
@@ -24,11 +22,11 @@ def create_blueprint(chats: Chats) -> Blueprint:
     )
     def messages() -> Response:
         body = read(MessagesBody)
-
-        def writer_of(chosen: Chosen, model: ServedModel) -> MessageWriter:
-            return MessageWriter(g.request_id, chosen.shown)
-
-        return chats.respond(body.chat(), writer_of, bool(body.stream))
+        return chats.respond(
+            body.chat(),
+            lambda chosen, _: MessageWriter(g.request_id, chosen.shown),
+            bool(body.stream),
+        )
 
     @blueprint.post("/v1/messages/count_tokens")
     @operation(

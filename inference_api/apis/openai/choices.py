@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_api.apis.chat import ChatAnswer
+from inference_api.apis.choosing import Chosen
 from inference_api.apis.events import dumped, sse
 from inference_api.apis.openai.bodies import ChatBody, GenerationBody, StreamOptions
 from inference_api.apis.openai.logprobs import Logprobs, LogprobsAnswer, first_of, prompt_logprobs
 from inference_api.apis.openai.wire import AssistantMessage, PromptTokensDetails, Usage
-from inference_api.bundle.router import Route
 from inference_api.core.record import GenerationRecord
 from inference_api.errors import HearthError
 from inference_api.request import FinishReason, ScoredToken
@@ -160,24 +160,22 @@ class Choice:
 
 
 class ChoicesWriter:
-    """Writes the choices of one request. `model` is the name to show; `route` says how a router
-    chose it, if one did; `created_at` is in seconds since 1970."""
+    """Writes the choices of one request. `created_at` is in seconds since 1970."""
 
     def __init__(
         self,
         body: GenerationBody,
         tokenizer: Tokenizer,
-        model: str,
-        route: Route | None,
+        chosen: Chosen,
         request_id: str,
         created_at: int,
     ) -> None:
         self._body = body
         self._tokenizer = tokenizer
-        self._route = route
+        self._route = chosen.route
         self._form = CHAT if isinstance(body, ChatBody) else COMPLETION
         request_id = self._form.id_prefix + request_id
-        self._identity: Json = {"id": request_id, "created": created_at, "model": model}
+        self._identity: Json = {"id": request_id, "created": created_at, "model": chosen.shown}
 
     def whole(self, answers: Sequence[ChatAnswer]) -> Json:
         """Returns the whole answer. Its usage counts a prompt once, however many choices it has."""

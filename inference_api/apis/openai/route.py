@@ -11,8 +11,8 @@ from flask import Blueprint, Response, g
 from common.operations import operation
 from inference_api.apis.answering import Chats, begin, encoded, responded
 from inference_api.apis.chat import ChatAnswer, plain_reader
-from inference_api.apis.choosing import Chosen, ModelChoice
-from inference_api.apis.openai.bodies import ChatBody, CompletionBody, GenerationBody
+from inference_api.apis.choosing import ModelChoice
+from inference_api.apis.openai.bodies import ChatBody, CompletionBody
 from inference_api.apis.openai.choices import ChoicesWriter
 from inference_api.apis.openai.wire import ChatCompletion, Completion
 from inference_api.core.generations import Generations
@@ -33,12 +33,12 @@ def create_blueprint(generations: Generations, choice: ModelChoice, chats: Chats
     )
     def chat_completions() -> Response:
         body = read(ChatBody)
-        created_at = int(time.time())
-
-        def writer_of(chosen: Chosen, model: ServedModel) -> ChoicesWriter:
-            return _writer(body, chosen, model, created_at)
-
-        return chats.respond(body.chat(), writer_of, bool(body.stream))
+        identity = g.request_id, int(time.time())
+        return chats.respond(
+            body.chat(),
+            lambda chosen, tokenizer: ChoicesWriter(body, tokenizer, chosen, *identity),
+            bool(body.stream),
+        )
 
     @blueprint.post("/v1/completions")
     @operation(
@@ -51,7 +51,7 @@ def create_blueprint(generations: Generations, choice: ModelChoice, chats: Chats
         prompts, params = body.prompts(), body.params()
         texts = [each for each in prompts[:1] if isinstance(each, str)]
         chosen, model = choice.served(body.model, texts)
-        writer = _writer(body, chosen, model, int(time.time()))
+        writer = ChoicesWriter(body, model.tokenizer, chosen, g.request_id, int(time.time()))
 
         def requests(model: ServedModel) -> Requests:
             token_ids = [encoded(prompt, model, "prompt") for prompt in prompts]
@@ -64,10 +64,3 @@ def create_blueprint(generations: Generations, choice: ModelChoice, chats: Chats
             return responded(stack, writer, answers, num_tokens, chosen.headers, bool(body.stream))
 
     return blueprint
-
-
-def _writer(
-    body: GenerationBody, chosen: Chosen, model: ServedModel, created_at: int
-) -> ChoicesWriter:
-    shown, route = chosen.shown, chosen.route
-    return ChoicesWriter(body, model.tokenizer, shown, route, g.request_id, created_at)

@@ -6,10 +6,8 @@ from flask import Blueprint, Response, g
 
 from common.operations import operation
 from inference_api.apis.answering import Chats
-from inference_api.apis.choosing import Chosen
 from inference_api.apis.responses.answer import ResponseAnswer, ResponseWriter
 from inference_api.apis.responses.body import ResponsesBody
-from inference_api.core.served_model import ServedModel
 from inference_api.web.caller import read
 from inference_api.web.errors import ROW_REFUSALS
 
@@ -25,11 +23,11 @@ def create_blueprint(chats: Chats) -> Blueprint:
     )
     def responses() -> Response:
         body = read(ResponsesBody)
-        created_at = int(time.time())
-
-        def writer_of(chosen: Chosen, model: ServedModel) -> ResponseWriter:
-            return ResponseWriter(f"resp_{g.request_id}", chosen.shown, created_at, body)
-
-        return chats.respond(body.chat(), writer_of, bool(body.stream))
+        response_id, created_at = f"resp_{g.request_id}", int(time.time())
+        return chats.respond(
+            body.chat(),
+            lambda chosen, _: ResponseWriter(response_id, chosen.shown, created_at, body),
+            bool(body.stream),
+        )
 
     return blueprint
