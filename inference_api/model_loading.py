@@ -192,11 +192,7 @@ def describe_models(
         options = replace(EngineOptions.from_settings(model), num_runners=len(asked))
         assistant = find_assistant(model)
         own = replace(options, assistant=assistant)
-        home: Home = (packed, None)
-        if slots is not None:
-            from inference_api.engine.cuda.slots import Place
-
-            home = (packed, Place(slots))
+        home: Home = (packed, None if slots is None else slots.place())
         runner = make_runner(folder, own, kernels_of, *home)
         drafter = None
         if model.used_draft_model is not None and assistant is None:

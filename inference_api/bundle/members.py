@@ -189,13 +189,10 @@ class Member:
         return self.ready_s if self.last_used_s is None else max(self.last_used_s, self.ready_s)
 
     @property
-    def num_borrowed(self) -> int:
-        """Rows in use beyond its guaranteed ones."""
-        return max(0, self.num_running - self.needs.rows_min)
-
-    @property
     def borrowed_bytes(self) -> int:
-        return self.num_borrowed * self.needs.row_bytes + self.lent_bytes
+        """What its rows take beyond that of its guaranteed ones."""
+        num_borrowed = max(0, self.num_running - self.needs.rows_min)
+        return num_borrowed * self.needs.row_bytes + self.lent_bytes
 
     @property
     def num_owed(self) -> int:

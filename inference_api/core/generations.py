@@ -91,13 +91,8 @@ class TextGeneration:
         return scored
 
     @property
-    def is_cut(self) -> bool:
-        """Whether the text ends before a stop string, whose tokens were generated nevertheless."""
-        return self._stop.has_matched
-
-    @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the answer, or None."""
+        """The stop string that ended the answer, or None. Its tokens were generated."""
         return self._stop.matched
 
     @property

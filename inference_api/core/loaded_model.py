@@ -139,7 +139,7 @@ class LoadedModel:
     def _count_tokens(self, step: PlannedStep) -> None:
         totals, events = self.served.totals, [event for _, event in step.events]
         totals.generated_tokens += sum([len(event.token_ids) or 1 for event in events])
-        totals.prefilled_tokens += step.prefilled_tokens
+        totals.prefilled_tokens += sum([len(each.token_ids) for _, each in step.prompts])
         totals.drafts += len(step.kept)
         for event in events if step.kept else ():
             if event.drafted_tokens:

@@ -38,7 +38,6 @@ class PlannedStep:
     outcomes: list[Outcome] = field(default_factory=list)  # one per decoding row, once drawn
     events: list[tuple[OutputQueue, TokenEvent]] = field(default_factory=list)  # once drawn
     model_s: float = 0.0  # seconds inside the model
-    prefilled_tokens: int = 0
     reused_tokens: int = 0  # prompt tokens that other rows prefilled after these rows began
 
     @property
@@ -48,9 +47,7 @@ class PlannedStep:
     @property
     def contents(self) -> Contents:
         num_tokens = sum([len(each.token_ids) for _, each in self.decoding])
-        prompt_tokens = 0
-        if self.prompts:
-            prompt_tokens = sum([len(each.token_ids) for _, each in self.prompts])
+        prompt_tokens = sum([len(each.token_ids) for _, each in self.prompts])
         return Contents(len(self.decoding), num_tokens, prompt_tokens)
 
     @property
@@ -255,5 +252,4 @@ class StepPlanner:
             taken_tokens += size_tokens
             if row.num_cached in row.borders:
                 break
-        step.prefilled_tokens += taken_tokens
         return taken_tokens

@@ -1,7 +1,7 @@
 """Handles entries of lists that cannot be read or run here: they are removed, or replaced by a
 text, and reported either way."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, ValidationInfo
@@ -19,14 +19,18 @@ MEDIA = {
 ENCRYPTED = frozenset({"compaction", "encrypted_content", "redacted_thinking"})
 
 
+def of_list(read: Callable[[list[Any], ValidationInfo], Iterable[Any]]) -> BeforeValidator:
+    """Returns the validator that replaces a list by what `read` makes of it."""
+    return BeforeValidator(
+        lambda given, info: list(read(given, info)) if isinstance(given, list) else given
+    )
+
+
 def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> BeforeValidator:
     """Returns the validator of a list of parts. A part that is not text becomes a text that says
     so; parts of the types in `left_out` are removed. Both are reported as fields of `kind`."""
 
-    def read(parts: Any, info: ValidationInfo) -> Any:
-        return list(_read(parts, info)) if isinstance(parts, list) else parts
-
-    def _read(parts: list[Any], info: ValidationInfo) -> Iterator[Any]:
+    def read(parts: list[Any], info: ValidationInfo) -> Iterator[Any]:
         for part in parts:
             type_ = type_of(part)
             if (said := _text_of_document(part)) is not None:
@@ -43,25 +47,21 @@ def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> 
             else:
                 yield part
 
-    return BeforeValidator(read)
+    return of_list(read)
 
 
 def only(types: Collection[str], kind: type[BaseModel]) -> BeforeValidator:
     """Returns the validator of a list that removes entries of other types, such as tools that only
     another server can run, and reports them as fields of `kind`. Entries without a type stay."""
 
-    def read(entries: Any, info: ValidationInfo) -> Any:
-        if not isinstance(entries, list):
-            return entries
-        kept = []
+    def read(entries: list[Any], info: ValidationInfo) -> Iterator[Any]:
         for entry in entries:
             if (type_ := type_of(entry)) in types or type_ == "":
-                kept.append(entry)
+                yield entry
             else:
                 aside_of(info, kind).add(kind, type_, is_known=False)
-        return kept
 
-    return BeforeValidator(read)
+    return of_list(read)
 
 
 def text_or(a_list: str, error_type: str) -> Discriminator:

@@ -1,8 +1,9 @@
 """The bodies of `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's fields, and `seed`."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from inference_api.apis.anthropic.client_tools import plain_tools
 from inference_api.apis.anthropic.contents import (
@@ -19,7 +20,7 @@ from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.text.chat_prompts import Ending
 from inference_api.tools.events import Tool
 from inference_api.web.constraints import Schema, schema_constraint
-from inference_api.web.entries import aside_of
+from inference_api.web.entries import aside_of, of_list
 from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, Body, fault
 from inference_api.web.sampling import SampledBody
 from inference_api.web.thinking import Effort, Thinking, effort_options
@@ -86,17 +87,13 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-def _run_by_clients(tools: Any, info: ValidationInfo) -> Any:
-    """Returns the tools without those that only Anthropic's servers can run."""
-    if not isinstance(tools, list):
-        return tools
-    kept = []
+def _run_by_clients(tools: list[Any], info: ValidationInfo) -> Iterator[Any]:
+    """Yields the tools without those that only Anthropic's servers can run."""
     for tool, type_ in plain_tools(tools):
         if tool is None:
             aside_of(info, ToolDefinition).add(ToolDefinition, type_)
         else:
-            kept.append(tool)
-    return kept
+            yield tool
 
 
 class CountBody(ToolBody):
@@ -114,7 +111,7 @@ class CountBody(ToolBody):
         Annotated[
             list[ToolDefinition],
             Field(max_length=MAX_TOOLS, fail_fast=True),
-            BeforeValidator(_run_by_clients),
+            of_list(_run_by_clients),
         ]
         | None
     ) = None

@@ -155,8 +155,8 @@ class Choice:
 
     def _shaped(self, tokens: Sequence[ScoredToken]) -> LogprobsAnswer:
         assert self._logprobs is not None
-        is_cut = self.answer.generation.is_cut
-        return self._logprobs.shape(tokens, self._num_chars if is_cut else None)
+        is_stopped = self.answer.generation.stop_string is not None
+        return self._logprobs.shape(tokens, self._num_chars if is_stopped else None)
 
 
 class ChoicesWriter:

@@ -1,8 +1,4 @@
-"""The answers of the `/v1` routes as typed dictionaries: OpenAI's fields, and ours.
-
-pydantic makes schemas of them and the type checker checks them, yet building one costs no more
-than a plain dictionary, which matters for the log probabilities of every token.
-"""
+"""The answers of the `/v1` routes as typed dictionaries: OpenAI's fields, and ours."""
 
 from typing import Literal, NotRequired
 

@@ -302,11 +302,8 @@ class RowPages:
 
     def _leave_state(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> None:
         """Keep the row's recurrent state at its end, after all its tokens."""
-        first = len(held.nodes) * self.page_tokens
-        if num_tokens > first:
-            tokens = _tokens(held, first, num_tokens, generated)
-            pages = held.pages_at(len(held.nodes))
-            self._keep_state(held, self._tree.seal(self._parent(held), tokens, pages))
+        if num_tokens > len(held.nodes) * self.page_tokens:
+            self._keep_state(held, self._sealed(held, num_tokens, generated))
         elif held.nodes:
             self._keep_state(held, held.nodes[-1])
 
@@ -340,10 +337,18 @@ class RowPages:
 
     def _seal(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> None:
         num_pages = self._reusable_tokens(held, num_tokens, generated) // self.page_tokens
-        while (index := len(held.nodes)) < num_pages:
-            first = index * self.page_tokens
-            tokens = _tokens(held, first, first + self.page_tokens, generated)
-            self._join(held, self._tree.seal(self._parent(held), tokens, held.pages_at(index)))
+        while (num_sealed := len(held.nodes)) < num_pages:
+            end = (num_sealed + 1) * self.page_tokens
+            self._join(held, self._sealed(held, end, generated))
+
+    def _sealed(self, held: HeldPages, end: int, generated: Sequence[int]) -> Node:
+        """Returns the node of the row's tokens after its last node, up to `end`."""
+        index, num_prompt = len(held.nodes), held.num_prompt
+        first = index * self.page_tokens
+        answer = generated[max(first - num_prompt, 0) : max(end - num_prompt, 0)]
+        tokens = held.prompt[first * TOKEN_BYTES : end * TOKEN_BYTES] + encode(answer)
+        parent = held.nodes[-1] if held.nodes else self._tree.root(held.root)
+        return self._tree.seal(parent, tokens, held.pages_at(index))
 
     def _pass(self, held: HeldPages, num_tokens: int) -> None:
         """Drop the pages that no later token attends to."""
@@ -375,25 +380,12 @@ class RowPages:
         """Hold the node of tokens that the row itself has written."""
         self._adopt(held, (node,))
 
-    def _parent(self, held: HeldPages) -> Node:
-        return held.nodes[-1] if held.nodes else self._tree.root(held.root)
-
     def _leave_tail(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> None:
-        first = len(held.nodes) * self.page_tokens
-        if num_tokens - first >= MIN_REUSED_TOKENS:
-            tokens = _tokens(held, first, num_tokens, generated)
-            pages = held.pages_at(len(held.nodes))
-            self._tree.touch(self._tree.seal(self._parent(held), tokens, pages))
+        if num_tokens - len(held.nodes) * self.page_tokens >= MIN_REUSED_TOKENS:
+            self._tree.touch(self._sealed(held, num_tokens, generated))
 
     def _reusable_tokens(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> int:
         """Returns how many of the written tokens others may reuse."""
         if self._reuse == "all":  # drafted tokens may lie beyond the answer's end
             return min(num_tokens, held.num_prompt + len(generated))
         return min(num_tokens, held.num_prompt - 1) if self._reuse == "prompts" else 0
-
-
-def _tokens(held: HeldPages, first: int, end: int, generated: Sequence[int]) -> bytes:
-    """Returns the tokens at positions `first` to `end` of prompt and answer, encoded."""
-    num_prompt = held.num_prompt
-    answer = generated[max(first - num_prompt, 0) : max(end - num_prompt, 0)]
-    return held.prompt[first * TOKEN_BYTES : end * TOKEN_BYTES] + encode(answer)

@@ -167,6 +167,10 @@ class Slots:
         """Returns the free memory of a GPU. Any thread."""
         return torch.cuda.mem_get_info(self._device)[0] if self._stream is not None else None
 
+    def place(self) -> "Place":
+        """Returns a place for one expert."""
+        return Place(self)
+
     def take(self) -> int:
         """Returns the number of a free slot. There is one: see `Residency`."""
         return self._free.pop(0)
