@@ -123,9 +123,9 @@ class GenerationParams:
     includes_stop: bool = False  # whether the answer includes its stop string
     session_id: str | None = None  # None: a new one
     num_prompt_logprobs: int | None = None  # like `SamplingParams.num_logprobs`, for the prompt
-    priority: int = 0
-    cache_salt: str = ""
-    speculation: Speculation = "auto"
+    priority: int = 0  # lower ones leave the input queue earlier
+    cache_salt: str = ""  # only prompts with equal salts share cached pages
+    speculation: Speculation = "auto"  # `off`, `auto`, or one of the model's draft sources
     constraint: ConstraintSpec | None = None
     pooling: Pooling | None = None  # the first event has the prompt's embedding
     kept_token_ids: frozenset[int] = frozenset()  # special tokens whose names are kept in the text
@@ -164,26 +164,17 @@ class GenerationRequest:
     output: OutputQueue
     model: str  # the model's own name, no alias
     prompt_tokens: tuple[int, ...]
-    max_tokens: int
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    stop_token_ids: frozenset[int] = frozenset()
-    min_tokens: int = 0
+    params: GenerationParams = field(default_factory=GenerationParams)  # nothing is `unsaid`
+    stop_token_ids: frozenset[int] = frozenset()  # the model's own, too
     not_stopping: bytes | None = None  # with `min_tokens`: bits of the token ids that do not stop
-    num_prompt_logprobs: int | None = None  # like `sampling.num_logprobs`, for the prompt
-    priority: int = 0  # lower ones leave the input queue earlier
-    speculation: Speculation = "auto"  # `off`, `auto`, or one of the model's draft sources
     came_s: float = 0.0  # arrival on the monotonic clock
     grammar: Grammar | None = None
-    pooling: Pooling | None = None
     caller: Caller | None = None
-
-    cache_salt: str = ""
-    """Only prompts with equal salts share cached pages."""
 
     @property
     def needs_whole_prompt(self) -> bool:
         """Whether every prompt token must be computed, because it is scored or pooled."""
-        return self.num_prompt_logprobs is not None or self.pooling == "mean"
+        return self.params.num_prompt_logprobs is not None or self.params.pooling == "mean"
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class TextGeneration:
         self.error = event.error
         if event.error is not None:
             raise event.error
-        is_scored = self._request.num_prompt_logprobs is not None
+        is_scored = self._request.params.num_prompt_logprobs is not None
         is_first = self._first_piece is None and event.finish_reason is not FinishReason.CANCELLED
         if is_scored and is_first:
             pairs = zip(self._request.prompt_tokens, (None, *event.prompt_logprobs), strict=True)

@@ -71,7 +71,7 @@ class InputQueue:
             self._check_room(request.model, is_first)
             self._num_put += 1
             now_s = self._clock()
-            place = (now_s + request.priority * PRIORITY_S, self._num_put)
+            place = (now_s + request.params.priority * PRIORITY_S, self._num_put)
             self._lines[request.model].put(request, place, now_s)
         self._news.set()
 

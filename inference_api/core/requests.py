@@ -56,27 +56,20 @@ def request_of(
         if constraint.thinking == "first" and is_thinking(model.tokenizer, prompt_tokens):
             constraint = replace(constraint, thinking="begun")
         grammar = model.grammars.compiled(constraint)
-    max_seq_len, min_tokens = model.max_seq_len, params.min_tokens
     stop_token_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         stop_token_ids |= model.tokenizer.stop_token_ids
+    not_stopping = bits_without(stop_token_ids, model.vocab_size) if params.min_tokens else None
     return GenerationRequest(
-        output=output,
-        model=model.name,
-        prompt_tokens=prompt_tokens,
-        max_tokens=max_seq_len if params.max_tokens is None else params.max_tokens,
-        sampling=_sampling(model, params),
-        stop_token_ids=stop_token_ids,
-        min_tokens=min_tokens,
-        not_stopping=bits_without(stop_token_ids, model.vocab_size) if min_tokens else None,
-        num_prompt_logprobs=params.num_prompt_logprobs,
-        priority=params.priority,
-        cache_salt=params.cache_salt,
-        speculation=params.speculation,
-        grammar=grammar,
-        pooling=params.pooling,
-        came_s=admitted.came_s,
-        caller=admitted.caller,
+        output,
+        model.name,
+        prompt_tokens,
+        replace(params, sampling=_sampling(model, params), unsaid=frozenset()),
+        stop_token_ids,
+        not_stopping,
+        admitted.came_s,
+        grammar,
+        admitted.caller,
     )
 
 

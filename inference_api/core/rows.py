@@ -78,9 +78,9 @@ class UserRow:
     def __post_init__(self) -> None:
         request = self.request
         self.tokens = request.prompt_tokens + tuple(self.generated)
-        if request.pooling is not None and not self.generated:
-            self.pooled = PooledStates(request.pooling)
-        if request.sampling.repetition_penalty != 1.0:
+        if request.params.pooling is not None and not self.generated:
+            self.pooled = PooledStates(request.params.pooling)
+        if request.params.sampling.repetition_penalty != 1.0:
             self._prompt_ids = frozenset(request.prompt_tokens)
         self._plain_draw = self._draw_of((), None)
 
@@ -150,12 +150,13 @@ class UserRow:
         self.num_cached += num_tokens
         tokens = self.tokens
         draws: Sequence[Draw] = ()
-        num_logprobs = self.request.num_prompt_logprobs
+        params = self.request.params
+        num_logprobs = params.num_prompt_logprobs
         if num_logprobs is not None and self.is_whole_needed:
-            sampling = replace(self.request.sampling, num_logprobs=num_logprobs)
+            sampling = replace(params.sampling, num_logprobs=num_logprobs)
             following = tokens[start + 1 : self.num_cached + 1]
             draws = [Draw(sampling, tokens, (), known_id=token) for token in following]
-        wants_hidden = self.pooled is not None and self.request.pooling == "mean"
+        wants_hidden = self.pooled is not None and params.pooling == "mean"
         token_ids = tokens[start : self.num_cached]
         return RowStep(self.index, start, token_ids, draws, None, wants_hidden)
 
@@ -233,7 +234,7 @@ class UserRow:
     def _draw(self, branch: Tokens = ()) -> Draw:
         """Returns how the token after the answer, and after a draft's `branch`, is drawn."""
         request = self.request
-        has_to_go_on = len(self.generated) + len(branch) < request.min_tokens
+        has_to_go_on = len(self.generated) + len(branch) < request.params.min_tokens
         if self.constraint is None and not branch and not has_to_go_on:
             return self._plain_draw
         allowed = request.not_stopping if has_to_go_on else None
@@ -246,7 +247,7 @@ class UserRow:
     def _draw_of(self, branch: Tokens, allowed: bytes | None) -> Draw:
         request, generated = self.request, self.generated
         return Draw(
-            *(request.sampling, request.prompt_tokens, generated, branch),
+            *(request.params.sampling, request.prompt_tokens, generated, branch),
             allowed=allowed,
             prompt_ids=self._prompt_ids,
         )
@@ -285,9 +286,10 @@ class RowTable:
 
     def assign(self, request: GenerationRequest, max_seq_len: int, now_s: float) -> UserRow:
         """Put a request into a free row. There must be one: see `has_free_row`."""
-        room = max_seq_len - len(request.prompt_tokens)
+        limits = max_seq_len - len(request.prompt_tokens), request.params.max_tokens
+        token_limit = min(each for each in limits if each is not None)
         constraint = None if request.grammar is None else request.grammar()
-        token_limit, self._num_admitted = min(request.max_tokens, room), self._num_admitted + 1
+        self._num_admitted += 1
         index = self._best_row(request, request.prompt_tokens)
         row = UserRow(index, request, token_limit, now_s, constraint, self._num_admitted)
         return self._begin(row)
@@ -327,7 +329,7 @@ class RowTable:
 
     def reuse(self, row: UserRow) -> None:
         """Take over cached pages of a row's prompt, of which there may be more by now."""
-        salt, is_reused = row.request.cache_salt, not row.is_whole_needed
+        salt, is_reused = row.request.params.cache_salt, not row.is_whole_needed
         row.reuse(self.pages.begin(row.index, salt, row.tokens, reuses=is_reused))
         row.borders = self.pages.borders(row.index)
 
@@ -377,10 +379,10 @@ class RowTable:
     def _has_room(self, request: GenerationRequest, tokens: Tokens, num_spare: int) -> bool:
         """Returns whether there are pages for `tokens`; always True if no row runs, because one
         request alone fits."""
-        return not len(self) or self.pages.can_begin(request.cache_salt, tokens, num_spare)
+        return not len(self) or self.pages.can_begin(request.params.cache_salt, tokens, num_spare)
 
     def _best_row(self, request: GenerationRequest, tokens: Tokens) -> int:
-        index = self.pages.best_row(self._free, request.cache_salt, tokens)
+        index = self.pages.best_row(self._free, request.params.cache_salt, tokens)
         self._free.remove(index)
         return index
 

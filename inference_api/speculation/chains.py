@@ -56,7 +56,7 @@ class Growth:
                 chain.room = 0
                 continue
             depth = min(len(chain.token_ids), self._num_depths - 1)
-            kind = 2 * depth + (not request.sampling.is_greedy)
+            kind = 2 * depth + (not request.params.sampling.is_greedy)
             chain.add(guess, *self._calibration.calibrated(kind, guess.probability))
         return [chain for chain in chains if chain.room > 0]
 

@@ -96,7 +96,7 @@ class ModelDrafts:
     def _cache_of(self, row: UserRow) -> "_RowCache | None":
         """Returns the row's cache, cut to its valid tokens. A new one begins with what is cached of
         the row's prompt, if there are pages for all of its tokens and a page for each other row."""
-        cache, salt = self._caches.get(row.index), row.request.cache_salt
+        cache, salt = self._caches.get(row.index), row.request.params.cache_salt
         if cache is None:
             num_more = _num_tokens(row) - len(row.tokens)
             num_spare = len(self._caches) + -(-num_more // self.pages.page_tokens)

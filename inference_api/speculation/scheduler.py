@@ -114,8 +114,8 @@ class DraftScheduler:
         """Returns the guesses of the sources to ask, for the rows whose requests allow them."""
         by_row: dict[int, list[Draft]] = {}
         for source in self.sources[: self._num_to_ask]:
-            wanted = [row for row in rows if row.request.speculation in ("auto", source.name)]
-            if wanted:
+            asked = ("auto", source.name)
+            if wanted := [row for row in rows if row.request.params.speculation in asked]:
                 for row, draft in source.propose(wanted).items():
                     by_row.setdefault(row, []).append(draft)
         return {row: self._join(drafts).first(self._max_tokens) for row, drafts in by_row.items()}

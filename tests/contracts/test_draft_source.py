@@ -21,7 +21,13 @@ from inference_api.core.rows import Draft, RowTable, UserRow
 from inference_api.core.state.row_pages import RowPages
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.options import EngineOptions
-from inference_api.request import GenerationRequest, OutputQueue, SamplingParams, SessionId
+from inference_api.request import (
+    GenerationParams,
+    GenerationRequest,
+    OutputQueue,
+    SamplingParams,
+    SessionId,
+)
 from inference_api.settings import EMBEDDED_MODEL, Settings
 from inference_api.settings.model import Speculation
 from inference_api.speculation.draft_model import ModelDrafts
@@ -184,8 +190,10 @@ def requests(count: int, seed: int = 0) -> list[GenerationRequest]:
                 OutputQueue(SessionId(str(number)), "m"),
                 "m",
                 prompt,
-                max_tokens=chosen.choice([*range(1, 9), 30, 1000]),
-                sampling=(GREEDY, SEEDED)[number % 2],
+                GenerationParams(
+                    chosen.choice([*range(1, 9), 30, 1000]),
+                    sampling=(GREEDY, SEEDED)[number % 2],
+                ),
                 stop_token_ids=stop,
             )
         )
@@ -302,7 +310,8 @@ def test_request_is_guessed_for_by_whom_it_names(
     loop = Loop(runner, DraftScheduler(sources, MAX_TOKENS, ROWS, tries_all=True))
     prompt = tuple(load_tokenizer(EMBEDDED_MODEL, frozenset()).encode(TEXTS[0]))
     output = OutputQueue(SessionId("0"), "m")
-    loop.run([GenerationRequest(output, "m", prompt, 12, GREEDY, speculation=wanted)])
+    params = GenerationParams(12, sampling=GREEDY, speculation=wanted)
+    loop.run([GenerationRequest(output, "m", prompt, params)])
     assert set(asked) == ({wanted} - {"off"})
     assert (loop.num_tried > 0) == (wanted != "off")
 

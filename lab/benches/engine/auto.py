@@ -20,7 +20,13 @@ from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
 from inference_api.inference_api_server import bring_up_of
-from inference_api.request import GenerationRequest, OutputQueue, SamplingParams, SessionId
+from inference_api.request import (
+    GenerationParams,
+    GenerationRequest,
+    OutputQueue,
+    SamplingParams,
+    SessionId,
+)
 from inference_api.settings import Settings
 from lab.benches.table.figures import Spread
 from lab.benches.table.models import TABLE_MODELS, Model
@@ -96,8 +102,7 @@ class DecodeLoop:
                 OutputQueue(SessionId(""), self._name),  # nobody reads
                 self._name,
                 prompt,
-                MAX_TOKENS,
-                sampling=GREEDY,
+                GenerationParams(MAX_TOKENS, sampling=GREEDY),
                 stop_token_ids=stop_token_ids,
             )
         )

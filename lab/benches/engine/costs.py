@@ -17,7 +17,7 @@ from inference_api.core.state.row_pages import RowPages
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.model_loading import loaded_alone
-from inference_api.request import GenerationRequest, OutputQueue, SessionId
+from inference_api.request import GenerationParams, GenerationRequest, OutputQueue, SessionId
 from inference_api.settings import EMBEDDED_MODEL, Settings
 
 MAX_ROWS = 32
@@ -49,7 +49,7 @@ def line(model: LoadedModel, num_rows: int, prompt_tokens: int, num_steps: int) 
     pages = RowPages(model.runner, model.runner.layout, MAX_ROWS, "nothing")
     rows = RowTable(MAX_ROWS, pages)
     output = OutputQueue(SessionId("s"), model.name)
-    request = GenerationRequest(output, model.name, (0,) * CONTEXT_TOKENS, 1)
+    request = GenerationRequest(output, model.name, (0,) * CONTEXT_TOKENS, GenerationParams(1))
     step = PlannedStep()
     for _ in range(num_rows):
         row = rows.assign(request, CONTEXT_TOKENS + 1, 0.0)

@@ -26,7 +26,7 @@ TOKENIZER = ByteTokenizer()
 def begun(output: OutputQueue) -> ChatAnswer:
     """An answer whose first event was told."""
     generation = TextGeneration(
-        GenerationRequest(output, "m", (1,), 9),
+        GenerationRequest(output, "m", (1,)),
         TextStream(TOKENIZER, frozenset()),
         StopMatcher((), 0, False),
         Timeline(0.0, lambda gap_s: None),

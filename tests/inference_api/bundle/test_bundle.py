@@ -33,6 +33,7 @@ from inference_api.loading.packing.folder import PackedFolder
 from inference_api.model_loading import describe_models
 from inference_api.request import (
     FinishReason,
+    GenerationParams,
     GenerationRequest,
     OutputQueue,
     SamplingParams,
@@ -118,9 +119,8 @@ class Serving:
         queue = self.output_queues.open(name)
         tokens = tuple(self.backend.served[name].tokenizer.encode(prompt))
         sampling = SamplingParams(temperature=0.0)
-        request = GenerationRequest(
-            queue, name, tokens, max_tokens, sampling, came_s=time.monotonic()
-        )
+        params = GenerationParams(max_tokens, sampling=sampling)
+        request = GenerationRequest(queue, name, tokens, params, came_s=time.monotonic())
         self.requests[queue] = request
         self.input_queue.put(request)
         return queue

@@ -101,7 +101,7 @@ class Members(RuleBasedStateMachine):
         self.turn({name: Waiting(1, self.now_s, is_closed=False)})
         if name in self.tables and name in self.residency.order():
             prompt = (kind,) * (size - 1)
-            request = GenerationRequest(OutputQueue(SessionId(""), name), name, prompt, MAX_TOKENS)
+            request = GenerationRequest(OutputQueue(SessionId(""), name), name, prompt)
             with patch("inference_api.core.rows.SPARE_PAGES", 0):
                 if not self.tables[name].may_admit(request):
                     return
@@ -268,7 +268,7 @@ def test_drafts_lose_borrowed_pages_to_a_row_and_not_to_other_drafts() -> None:
     drafts, pages = members.drafts["b"], members.tables["a"].pages
     prompt = (5,) * (MAX_TOKENS - 1)
     for index in range(2):  # its own two pages, and all that are shared
-        request = GenerationRequest(OutputQueue(SessionId(""), "b"), "b", prompt, MAX_TOKENS)
+        request = GenerationRequest(OutputQueue(SessionId(""), "b"), "b", prompt)
         members.draft(UserRow(index, request, MAX_TOKENS, 0.0))
         assert drafts.reserve(index, MAX_TOKENS)
     assert drafts.limit == DRAFT_PAGES["b"] + SHARED_BYTES // PAGE_BYTES == 2 * ROW_PAGES

@@ -1,7 +1,6 @@
 """A server of one tiny model, driven step by step on the thread that tests it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -9,7 +8,7 @@ from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
 from inference_api.inference_api_server import bring_up_of
-from inference_api.request import GenerationRequest, SamplingParams
+from inference_api.request import GenerationParams, GenerationRequest, SamplingParams
 from inference_api.settings import Settings
 from tests.inference_api.engine.tiny_models import VOCAB_SIZE
 
@@ -40,8 +39,8 @@ class Server:
         queues = []
         for prompt in prompts:
             queues.append(self._output_queues.open(NAME))
-            request = GenerationRequest(queues[-1], NAME, prompt, max_tokens, SEEDED)
-            self._input_queue.put(replace(request, cache_salt=cache_salt))
+            params = GenerationParams(max_tokens, cache_salt=cache_salt, sampling=SEEDED)
+            self._input_queue.put(GenerationRequest(queues[-1], NAME, prompt, params))
         answers: list[Tokens] = [() for _ in queues]
         open_ones = set(range(len(queues)))
         while open_ones:

@@ -10,7 +10,13 @@ import pytest
 from inference_api.core.batching import Batching
 from inference_api.core.decode_backend import IDLE_WAIT_S
 from inference_api.core.input_queue import InputQueue, Waiting
-from inference_api.request import FinishReason, GenerationRequest, OutputQueue, SessionId
+from inference_api.request import (
+    FinishReason,
+    GenerationParams,
+    GenerationRequest,
+    OutputQueue,
+    SessionId,
+)
 from inference_api.settings import Settings
 from tests.inference_api.core.test_decode_backend import NAME, Loop, drained
 
@@ -126,7 +132,8 @@ def test_priority_says_who_is_in_the_batch_and_the_oldest_when_it_begins(loop: L
     for name, priority in (("late", 5), ("a", 0), ("urgent", -1), ("b", 0)):
         loop.input_queue.put(
             GenerationRequest(
-                OutputQueue(SessionId(name), NAME), NAME, (1, 2, 3), 9, priority=priority
+                *(OutputQueue(SessionId(name), NAME), NAME, (1, 2, 3)),
+                GenerationParams(9, priority=priority),
             )
         )
     loop.step()
@@ -190,7 +197,7 @@ def test_loop_rests_until_then_and_no_longer_than_usual(
 def test_wait_misses_nothing_that_came_before_it() -> None:
     """Else the loop would rest while the request that fills a batch is there."""
     queue = InputQueue(4, {NAME: 4})
-    request = GenerationRequest(OutputQueue(SessionId("a"), NAME), NAME, (1, 2), 3)
+    request = GenerationRequest(OutputQueue(SessionId("a"), NAME), NAME, (1, 2))
     for tell in (partial(queue.put, request), queue.wake):
         tell()
         waited = Event()

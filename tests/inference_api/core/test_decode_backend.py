@@ -16,7 +16,7 @@ from inference_api.core.status import Hooks, Phase
 from inference_api.errors import BackendFailed, Draining, NotReady, QueueFull
 from inference_api.loading.config import PAGE_TOKENS
 from inference_api.model_loading import loaded_alone
-from inference_api.request import FinishReason, GenerationRequest, OutputQueue
+from inference_api.request import FinishReason, GenerationParams, GenerationRequest, OutputQueue
 from inference_api.settings import Settings
 
 NAME = "hearth-tiny"
@@ -65,7 +65,7 @@ class Loop:
         queue = self.output_queues.open(model)
         tokens = tuple(text.encode())
         stop = frozenset({END_TOKEN})
-        request = GenerationRequest(queue, model, tokens, max_tokens, stop_token_ids=stop)
+        request = GenerationRequest(queue, model, tokens, GenerationParams(max_tokens), stop)
         self._requests[queue] = request
         self.input_queue.put(request)
         return queue

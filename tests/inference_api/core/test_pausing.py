@@ -18,6 +18,7 @@ from inference_api.inference_api_server import bring_up_of
 from inference_api.model_loading import loaded_alone
 from inference_api.request import (
     ConstraintSpec,
+    GenerationParams,
     GenerationRequest,
     SamplingParams,
     TokenEvent,
@@ -59,17 +60,16 @@ class Server:
             self.output_queues.open(NAME),
             NAME,
             tuple(served.tokenizer.encode(text)),
-            max_tokens,
-            SEEDED if kind == "seeded" else GREEDY,
+            params := GenerationParams(max_tokens, sampling=SEEDED if kind == "seeded" else GREEDY),
         )
         match kind:
             case "constrained":
                 grammar = served.grammars.compiled(ConstraintSpec("regex", "regex", "[a-z ,.]+"))
                 return replace(request, grammar=grammar)
             case "scored":
-                return replace(request, num_prompt_logprobs=1)
+                return replace(request, params=replace(params, num_prompt_logprobs=1))
             case "mean" | "last":
-                return replace(request, pooling=kind, max_tokens=1)
+                return replace(request, params=replace(params, pooling=kind, max_tokens=1))
         return request
 
     def run(
@@ -244,7 +244,9 @@ def test_of_120_requests_none_is_lost_stuck_or_changed() -> None:
         own = tuple(random.choices(range(256), k=random.choice((10, 100, 200, 300, 1000, 6900))))
         prompt = system + own if number % 3 == 0 else own
         requests.append(
-            GenerationRequest(queues.open(NAME), NAME, prompt, random.choice((10, 500)))
+            GenerationRequest(
+                queues.open(NAME), NAME, prompt, GenerationParams(random.choice((10, 500)))
+            )
         )
         queue.put(requests[-1])
     answers: dict[GenerationRequest, list[int]] = {each: [] for each in requests}

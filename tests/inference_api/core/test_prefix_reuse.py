@@ -6,7 +6,7 @@ from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
 from inference_api.inference_api_server import bring_up_of
-from inference_api.request import GenerationRequest, OutputQueue, SamplingParams
+from inference_api.request import GenerationParams, GenerationRequest, OutputQueue, SamplingParams
 from inference_api.settings import Settings
 
 NAME = "hearth-tiny"
@@ -29,7 +29,9 @@ class Conversations:
     def submit(self, text: str) -> OutputQueue:
         queue = self.output_queues.open(NAME)
         prompt = tuple(self.backend.served[NAME].tokenizer.encode(text))
-        self.input_queue.put(GenerationRequest(queue, NAME, prompt, 12, SEEDED))
+        self.input_queue.put(
+            GenerationRequest(queue, NAME, prompt, GenerationParams(12, sampling=SEEDED))
+        )
         return queue
 
     def answers(self, texts: list[str]) -> list[str]:

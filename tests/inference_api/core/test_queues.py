@@ -10,6 +10,7 @@ from inference_api.errors import Draining, QueueFull
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.request import (
     FinishReason,
+    GenerationParams,
     GenerationRequest,
     OutputQueue,
     SessionId,
@@ -23,7 +24,7 @@ NO_ROWS = {NAME: 0}
 
 def request(name: str, priority: int = 0, model: str = NAME) -> GenerationRequest:
     output = OutputQueue(SessionId(name), model)
-    return GenerationRequest(output, model, (1, 2, 3), max_tokens=4, priority=priority)
+    return GenerationRequest(output, model, (1, 2, 3), GenerationParams(priority=priority))
 
 
 def name_of(request: GenerationRequest | None) -> str | None:

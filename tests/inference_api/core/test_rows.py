@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from inference_api.core.rows import RowTable, Tokens, UserRow
 from inference_api.core.state.row_pages import Reuse
-from inference_api.request import GenerationRequest, OutputQueue, SamplingParams, SessionId
+from inference_api.request import (
+    GenerationParams,
+    GenerationRequest,
+    OutputQueue,
+    SamplingParams,
+    SessionId,
+)
 from inference_api.runner import Drawn
 from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeMemory, make_pages
 
@@ -28,9 +34,7 @@ def admit(rows: RowTable, prompt: Tokens, cache_salt: str = "", scores: bool = F
         OutputQueue(SessionId("s"), "m"),
         "m",
         prompt,
-        max_tokens=50,
-        cache_salt=cache_salt,
-        num_prompt_logprobs=0 if scores else None,
+        GenerationParams(50, cache_salt=cache_salt, num_prompt_logprobs=0 if scores else None),
     )
     return rows.assign(request, CONTEXT, 0.0)
 

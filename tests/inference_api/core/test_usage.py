@@ -4,7 +4,7 @@ from inference_api.apis.openai.choices import usage
 from inference_api.core.timeline import Timeline
 from inference_api.request import GenerationRequest, OutputQueue, SessionId
 
-REQUEST = GenerationRequest(OutputQueue(SessionId("s"), "m"), "m", tuple(range(7)), max_tokens=9)
+REQUEST = GenerationRequest(OutputQueue(SessionId("s"), "m"), "m", tuple(range(7)))
 
 
 def test_the_times_of_an_answer_are_those_of_its_tokens() -> None:

@@ -25,6 +25,7 @@ from inference_api.model_loading import loaded_alone
 from inference_api.pipeline.runner import PipelineRunner
 from inference_api.request import (
     FinishReason,
+    GenerationParams,
     GenerationRequest,
     OutputQueue,
     SamplingParams,
@@ -164,6 +165,6 @@ def request_of(
     sampling: SamplingParams = GREEDY,
     stop_token_ids: frozenset[int] = frozenset(),
 ) -> GenerationRequest:
-    return GenerationRequest(
-        OutputQueue(SessionId(""), NAME), NAME, tuple(prompt), max_tokens, sampling, stop_token_ids
-    )
+    output = OutputQueue(SessionId(""), NAME)
+    params = GenerationParams(max_tokens, sampling=sampling)
+    return GenerationRequest(output, NAME, tuple(prompt), params, stop_token_ids)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from inference_api.core.rows import UserRow
-from inference_api.request import GenerationRequest, OutputQueue, SessionId
+from inference_api.request import GenerationParams, GenerationRequest, OutputQueue, SessionId
 from tests.inference_api.core.row_tables import make_rows
 
 
@@ -11,7 +11,12 @@ def rows_of(*prompts: Sequence[int], max_tokens: int = 1000) -> list[UserRow]:
     table = make_rows(len(prompts))
     return [
         table.assign(
-            GenerationRequest(OutputQueue(SessionId(str(n)), "m"), "m", tuple(prompt), max_tokens),
+            GenerationRequest(
+                OutputQueue(SessionId(str(n)), "m"),
+                "m",
+                tuple(prompt),
+                GenerationParams(max_tokens),
+            ),
             10_000,
             0.0,
         )

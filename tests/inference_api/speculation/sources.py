@@ -99,7 +99,7 @@ class RandomTrees(_Guesser):
         return {row.index: self._tree(row) for row in rows}
 
     def _tree(self, row: UserRow) -> Draft:
-        dice = random.Random(f"{row.request.sampling.seed} {len(row.generated)}")
+        dice = random.Random(f"{row.request.params.sampling.seed} {len(row.generated)}")
         tokens: list[int] = []
         parents: list[int] = []
         branches: dict[int, Tokens] = {-1: ()}
@@ -125,4 +125,4 @@ SOURCES: Mapping[str, Callable[[Model, Known], DraftSource]] = {
 
 
 def _key(request: GenerationRequest) -> tuple[Tokens, int]:
-    return request.prompt_tokens, request.sampling.seed
+    return request.prompt_tokens, request.params.sampling.seed

@@ -21,7 +21,13 @@ from inference_api.core.drafts import Outcome, accepted_branch
 from inference_api.core.plan import StepPlanner
 from inference_api.core.rows import Draft, UserRow
 from inference_api.model_loading import loaded_alone
-from inference_api.request import FinishReason, GenerationRequest, OutputQueue, SessionId
+from inference_api.request import (
+    FinishReason,
+    GenerationParams,
+    GenerationRequest,
+    OutputQueue,
+    SessionId,
+)
 from inference_api.runner import Draw, Drawn, RowStep
 from inference_api.settings import Settings
 from inference_api.speculation.scheduler import DraftScheduler
@@ -256,7 +262,8 @@ def test_setting_says_whether_there_are_drafts(mode: str) -> None:
 
 
 def row_of(prompt: Sequence[int], max_tokens: int = 50, context: int = 64) -> UserRow:
-    request = GenerationRequest(OutputQueue(SessionId("s"), "m"), "m", tuple(prompt), max_tokens)
+    params = GenerationParams(max_tokens)
+    request = GenerationRequest(OutputQueue(SessionId("s"), "m"), "m", tuple(prompt), params)
     return make_rows().assign(request, context, 0.0)
 
 
@@ -298,7 +305,7 @@ def test_accepted_branch_is_the_one_that_single_steps_would_go(data: st.DataObje
     tokens = [100, *range(1, size)]
     children = [[i for i in range(1, size) if parents[i] == at] for at in range(size)]
     drawn = [data.draw(st.sampled_from([0, *(tokens[c] for c in own)])) for own in children]
-    draw = Draw(row_of([1]).request.sampling, (), ())
+    draw = Draw(row_of([1]).request.params.sampling, (), ())
     found = accepted_branch(RowStep(0, 5, tokens, [draw] * size, parents), [*map(Drawn, drawn)])
     path, texts = [0], [drawn[0]]
     while texts[-1] in [tokens[child] for child in children[path[-1]]]:

@@ -112,7 +112,7 @@ def p_values(answers: Iterable[Answer], law: Law) -> dict[object, float]:
     drawn: dict[tuple[object, Tokens, SamplingParams], list[int]] = defaultdict(list)
     for answer in answers:
         prompt, num_before = answer.request.prompt_tokens, 0
-        sampling = replace(answer.request.sampling, seed=0)
+        sampling = replace(answer.request.params.sampling, seed=0)
         for event in answer.events:
             for depth, token in enumerate(event.token_ids):
                 place = depth if num_before + depth else prompt

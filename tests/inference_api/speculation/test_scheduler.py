@@ -141,7 +141,7 @@ def test_rows_are_drafted_for_by_whom_their_requests_name() -> None:
     rows = rows_of([1], [1], [1], [1])
     names: list[Speculation] = ["off", "ngram", "draft", "auto"]
     for row, name in zip(rows, names, strict=True):
-        row.request = replace(row.request, speculation=name)
+        row.request = replace(row.request, params=replace(row.request.params, speculation=name))
     sources = [Guesses([0.0] * 4, "ngram"), Guesses([1.0] * 4, "draft")]
     scheduler = DraftScheduler(sources, 2 * MAX_TOKENS, 4, tries_all=True)
     drafts = scheduler.propose(rows)

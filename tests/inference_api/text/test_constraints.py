@@ -15,6 +15,7 @@ from inference_api.request import (
     Constraint,
     ConstraintSpec,
     FinishReason,
+    GenerationParams,
     GenerationRequest,
     OutputQueue,
     SessionId,
@@ -48,7 +49,7 @@ class Scripted:
 
 def constrained_row() -> UserRow:
     request = GenerationRequest(
-        OutputQueue(SessionId("s"), "m"), "m", (1,), max_tokens=9, grammar=Scripted
+        OutputQueue(SessionId("s"), "m"), "m", (1,), GenerationParams(9), grammar=Scripted
     )
     return make_rows().assign(request, max_seq_len=20, now_s=0.0)
 

@@ -92,7 +92,7 @@ def test_usage_of_the_cache_counts_pages_that_rows_hold() -> None:
     backend.load_model_and_tokenizer()
     rows = backend.models["hearth-tiny"].rows
     output = OutputQueue(SessionId("s"), "hearth-tiny")
-    row = rows.assign(GenerationRequest(output, "hearth-tiny", (1,) * 40, 9), 64, now_s=0.0)
+    row = rows.assign(GenerationRequest(output, "hearth-tiny", (1,) * 40), 64, now_s=0.0)
     assert rows.reserve(row, 32)
     backend._publish(0.0)
     name = f"vllm:kv_cache_usage_perc{LABELS}"

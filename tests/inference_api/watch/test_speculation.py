@@ -136,7 +136,7 @@ def test_the_field_reaches_the_row(route: str) -> None:
         asking.start()
         backend = server_of(client.application).backend
         row = eventually(lambda: next((user for user in backend.users if user), None))
-        assert row.request.speculation == "off"
+        assert row.request.params.speculation == "off"
         asking.join(60)
 
 
