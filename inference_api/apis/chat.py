@@ -56,7 +56,7 @@ class Chat:
         return Extras([tool.as_json() for tool in self.use.tools], options, self.ending)
 
     def unread_by(self, dialect: Dialect) -> dict[str, str]:
-        """Returns the fields that the model's template ignores, as in `left_aside`."""
+        """Returns the fields that the model's template ignores, as in `LeftAside.paths`."""
         unread = {
             field: field.partition(".")[0]  # a name of the client's own may follow the point
             for field, said in self.options.items()

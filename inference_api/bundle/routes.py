@@ -22,7 +22,7 @@ from inference_api.settings import Settings
 from inference_api.settings.bundle_file import MAX_FILE_BYTES, parse_bundle
 from inference_api.web.caller import json_body
 from inference_api.web.fields import Body, parse
-from inference_api.web.left_aside import ReadingRules
+from inference_api.web.left_aside import LeftAside, ReadingRules
 
 UNLOAD_QUERY = {
     "drain": {"type": "string", "description": "Let its rows finish first.", "enum": [""]},
@@ -127,7 +127,8 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
         ValidateBody,
     )
     def validate() -> Response:
-        body = parse(ValidateBody, json_body(), ReadingRules(refuses_unknown=True))
+        aside = LeftAside(ValidateBody, ReadingRules(refuses_unknown=True))
+        body = parse(ValidateBody, json_body(), aside)
         if not checking.acquire(blocking=False):
             raise Unavailable(
                 "Another bundle is being checked; try again later.", BUSY_RETRY_AFTER_S

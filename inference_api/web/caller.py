@@ -14,7 +14,7 @@ from common.request_ids import request_id, usable_request_id
 from inference_api.errors import InvalidRequest
 from inference_api.request import Caller
 from inference_api.web.fields import Body, parse
-from inference_api.web.left_aside import ReadingRules
+from inference_api.web.left_aside import LeftAside, ReadingRules
 
 TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
 RULES = "READING_RULES"  # key of the ReadingRules in app.config
@@ -62,16 +62,17 @@ def caller_of_request() -> Caller:
     )
 
 
-def read(kind: type[B]) -> B:
+def read(kind: type[B], parsed: Callable[[type[B], bytes, LeftAside], B] = parse) -> B:
     """Returns this request's body, and reports the fields that it ignores. Raises
     InvalidRequest."""
-    body = parse(kind, json_body(), current_app.config[RULES])
-    leave_aside(body.left_aside)
+    aside = LeftAside(kind, current_app.config[RULES])
+    body = parsed(kind, json_body(), aside)
+    leave_aside(aside.paths)
     return body
 
 
 def leave_aside(fields: Mapping[str, str]) -> None:
-    """Note ignored fields of this request, to be reported. For `fields` see `Body.left_aside`."""
+    """Note ignored fields of this request, to be reported. For `fields` see `LeftAside.paths`."""
     g.left_aside |= fields
 
 

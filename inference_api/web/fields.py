@@ -20,7 +20,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PrivateAttr,
     ValidationError,
     ValidationInfo,
     model_validator,
@@ -31,7 +30,7 @@ from common.faults import fault_of
 from inference_api.errors import InvalidRequest
 from inference_api.settings.model import Speculation
 from inference_api.web.json_object import parse_object, shortened, to_float
-from inference_api.web.left_aside import DEFAULT_RULES, LeftAside, ReadingRules
+from inference_api.web.left_aside import LeftAside
 
 MAX_INTEGER = 2**31 - 1  # the highest token id or number of tokens
 MAX_FAULTS = 100  # most faults examined one by one: a body can have a million
@@ -53,18 +52,6 @@ class Body(BaseModel):
     of_answers: ClassVar[frozenset[str]] = frozenset()
     unserved: ClassVar[Unserved] = {}
     also_called: ClassVar[Mapping[str, str]] = {}  # another server's name -> the field
-
-    _left_aside: Mapping[str, str] = PrivateAttr(default_factory=dict)
-
-    @property
-    def left_aside(self) -> Mapping[str, str]:
-        """Paths of the fields that were ignored, with the name of each in metrics."""
-        return self._left_aside
-
-    def leaving(self, aside: LeftAside) -> Self:
-        """Returns this body with the record of ignored fields."""
-        self._left_aside = aside.paths
-        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -100,11 +87,11 @@ class Body(BaseModel):
 B = TypeVar("B", bound=Body)
 
 
-def parse(kind: type[B], body: bytes, rules: ReadingRules = DEFAULT_RULES) -> B:
-    """Returns the body, with its ignored fields. Raises InvalidRequest that names the field."""
-    aside = LeftAside(kind, rules)
+def parse(kind: type[B], body: bytes, aside: LeftAside | None = None) -> B:
+    """Returns the body. `aside` records what was ignored of it. Raises InvalidRequest that names
+    the field."""
     try:
-        return kind.model_validate(parse_object(body), context=aside).leaving(aside)
+        return kind.model_validate(parse_object(body), context=aside or LeftAside(kind))
     except ValidationError as error:
         if error.error_count() > MAX_FAULTS:
             raise InvalidRequest(

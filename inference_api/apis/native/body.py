@@ -15,7 +15,7 @@ from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams, SamplingParams
 from inference_api.web.fields import AskedSpeculation, Body, Json
 from inference_api.web.json_object import parse_object, shortened, to_float
-from inference_api.web.left_aside import DEFAULT_RULES, LeftAside, ReadingRules
+from inference_api.web.left_aside import LeftAside
 
 MAX_STOP_STRINGS = 8
 MAX_SESSION_ID_CHARS = 128
@@ -132,14 +132,13 @@ class StrictNativeBody(NativeBody):
 
 
 def parse_native_body(
-    body: bytes, has_strict_bounds: bool = False, rules: ReadingRules = DEFAULT_RULES
+    kind: type[NativeBody], body: bytes, aside: LeftAside | None = None
 ) -> NativeBody:
-    """Raises InvalidRequest naming the first field at fault, types before bounds."""
-    kind = StrictNativeBody if has_strict_bounds else NativeBody
+    """As `web.fields.parse`. Raises InvalidRequest naming the first field at fault, types before
+    bounds."""
     given = parse_object(body)
-    aside = LeftAside(kind, rules)
     try:
-        return kind.model_validate(given, context=aside).leaving(aside)
+        return kind.model_validate(given, context=aside or LeftAside(kind))
     except ValidationError as error:
         raise _refusal(kind, min(error.errors(include_url=False), key=_rank), given) from None
 

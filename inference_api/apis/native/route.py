@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from flask import Blueprint, Response, current_app
+from flask import Blueprint, Response
 
 from common.operations import operation
 from inference_api.apis.answering import begin, streamed
 from inference_api.apis.choosing import ModelChoice
 from inference_api.apis.events import EVENT_STREAM
-from inference_api.apis.native.body import NativeBody, parse_native_body
+from inference_api.apis.native.body import NativeBody, StrictNativeBody, parse_native_body
 from inference_api.core.generations import Generations, TextGeneration
 from inference_api.core.requests import Prompt
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import HearthError
 from inference_api.settings import Settings
-from inference_api.web.caller import RULES, json_body, leave_aside
+from inference_api.web.caller import read
 from inference_api.web.errors import ROW_REFUSALS
 
 RAW_TEXT = "text/plain; charset=utf-8"
@@ -42,9 +42,8 @@ class Answering:
 
     def answer(self, model: str, encode: Encode, write: Write, content_type: str) -> Response:
         self.choice.check(model)
-        has_strict_bounds = self.settings.has_strict_bounds(model)
-        body = parse_native_body(json_body(), has_strict_bounds, current_app.config[RULES])
-        leave_aside(body.left_aside)
+        is_strict = self.settings.has_strict_bounds(model)
+        body = read(StrictNativeBody if is_strict else NativeBody, parse_native_body)
         chosen, params = self.choice.choose(model, [body.text]), body.params()
         with ExitStack() as stack:
             [begun] = begin(

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from inference_api.apis.native.body import parse_native_body
+from inference_api.apis.native.body import NativeBody, StrictNativeBody, parse_native_body
 from inference_api.errors import InvalidRequest
 
 
 def parse(**fields: Any) -> Any:
-    return parse_native_body(json.dumps({"text": "hello"} | fields).encode())
+    return parse_native_body(NativeBody, json.dumps({"text": "hello"} | fields).encode())
 
 
 def test_defaults() -> None:
@@ -83,14 +83,14 @@ def test_unknown_fields_are_ignored() -> None:
 )
 def test_what_is_no_json_object_is_malformed(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"^Malformed JSON request body\.$"):
-        parse_native_body(body)
+        parse_native_body(NativeBody, body)
 
 
 @pytest.mark.parametrize("depth", [130, 30_000])
 def test_depth_has_a_bound(depth: int) -> None:
     body = b'{"text": "a", "deep": ' + b"[" * depth + b"]" * depth + b"}"
     with pytest.raises(InvalidRequest, match="is nested more than 100 levels deep; flatten it"):
-        parse_native_body(body)
+        parse_native_body(NativeBody, body)
 
 
 def test_half_of_a_character_is_named_wherever_it_is() -> None:
@@ -98,17 +98,17 @@ def test_half_of_a_character_is_named_wherever_it_is() -> None:
     with pytest.raises(
         InvalidRequest, match=r"extra\[0\]\.a\[1\] has half .* character 1"
     ) as caught:
-        parse_native_body(body)
+        parse_native_body(NativeBody, body)
     assert caught.value.param == "extra"
     with pytest.raises(InvalidRequest, match="A name has half of a surrogate pair"):
-        parse_native_body(rb'{"text": "a", "\ud800": 1}')
+        parse_native_body(NativeBody, rb'{"text": "a", "\ud800": 1}')
 
 
 @pytest.mark.parametrize("temperature", [0, "0", 0.001])
 def test_strict_bounds_know_no_greedy_temperature(temperature: object) -> None:
     body = json.dumps({"text": "hello", "temperature": temperature}).encode()
     with pytest.raises(InvalidRequest, match=r"outside bounds, 0\.01 <= temperature"):
-        parse_native_body(body, has_strict_bounds=True)
+        parse_native_body(StrictNativeBody, body)
 
 
 @pytest.mark.parametrize("text", [None, ""])
@@ -168,15 +168,17 @@ def test_values_out_of_bounds_are_named_with_the_bound(
 ) -> None:
     body = json.dumps({"text": "hello", field: value}).replace("Infinity", "1e999")
     with pytest.raises(InvalidRequest, match=re.escape(message)):
-        parse_native_body(body.encode())
+        parse_native_body(NativeBody, body.encode())
 
 
-@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("kind", [NativeBody, StrictNativeBody])
 @pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "max_tokens", "seed"])
-def test_bounds_that_a_refusal_names_are_those_that_count(field: str, is_strict: bool) -> None:
+def test_bounds_that_a_refusal_names_are_those_that_count(
+    field: str, kind: type[NativeBody]
+) -> None:
     def refusal(value: object) -> str:
         try:
-            parse_native_body(json.dumps({"text": "a", field: value}).encode(), is_strict)
+            parse_native_body(kind, json.dumps({"text": "a", field: value}).encode())
         except InvalidRequest as error:
             return str(error)
         return ""
