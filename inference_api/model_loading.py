@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,19 +19,18 @@ from inference_api.runner import ModelRunner
 from inference_api.settings import ModelSettings, Settings
 from inference_api.speculation.draft_model import ModelDrafts
 from inference_api.speculation.sources import draft_sources, drafting_of
-from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
+from inference_api.text.prompt_encoder import ByteBudget
 from inference_api.text.tokens import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from inference_api.engine.cuda.slots import Place, Slots
+    from inference_api.engine.cuda.slots import Slots
     from inference_api.engine.local_runner import LocalRunner
-    from inference_api.kernels.library import Kernels
     from inference_api.loading.memory import Footprint
     from inference_api.loading.packing.folder import PackedFolder
 
 logger = logging.getLogger(__name__)
 
-Home = tuple["PackedFolder | None", "Place | None"]  # see `make_runner`
+Make = Callable[[Path, EngineOptions], "LocalRunner"]  # see `make_runner`
 Stamp = list[tuple[int, int, int] | None]  # each file's inode, size and time; None: unreadable
 
 
@@ -184,20 +183,19 @@ def describe_models(
     from inference_api.loading.checkpoint import locate
     from inference_api.loading.memory import cache_shares
 
-    kernels_of = cache(Kernels)
-    budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
+    kernels_of, budget = cache(Kernels), ByteBudget()
     made, asked = [], settings.served_models
     for model in asked:
         folder = locate(model.model)
         options = replace(EngineOptions.from_settings(model), num_runners=len(asked))
         assistant = find_assistant(model)
-        own = replace(options, assistant=assistant)
-        home: Home = (packed, None if slots is None else slots.place())
-        runner = make_runner(folder, own, kernels_of, *home)
+        place = None if slots is None else slots.place()
+        make = partial(make_runner, kernels_of=kernels_of, packed=packed, place=place)
+        runner = make(folder, replace(options, assistant=assistant))
         drafter = None
         if model.used_draft_model is not None and assistant is None:
             of_drafter = replace(options, max_seq_len=runner.max_seq_len)
-            drafter = make_drafter(model, folder, of_drafter, kernels_of, home)
+            drafter = make_drafter(model, folder, of_drafter, make)
             pair = (runner, drafter)
             shares = cache_shares([each.footprint for each in pair])
             for each, share in zip(pair, shares, strict=True):
@@ -240,17 +238,12 @@ def find_assistant(model: ModelSettings) -> Path | None:
 
 
 def make_drafter(
-    model: ModelSettings,
-    model_dir: Path,
-    options: EngineOptions,
-    kernels_of: "Callable[[int], Kernels]",
-    home: Home = (None, None),
+    model: ModelSettings, model_dir: Path, options: EngineOptions, make: Make
 ) -> "LocalRunner":
     """Returns the runner of DRAFT_MODEL. Raises StartupError if it cannot draft for this model.
 
-    `options` are the model's, context included. `home` is that of the model.
+    `options` are the model's, context included. `make` makes the model's own runner, too.
     """
-    from inference_api.engine.devices import make_runner
     from inference_api.loading.checkpoint import load_config, locate
     from inference_api.loading.drafting import draft_faults
 
@@ -260,4 +253,4 @@ def make_drafter(
     if faults := draft_faults(model_dir, folder, config):
         raise StartupError(faults)
     assert options.max_seq_len is not None
-    return make_runner(folder, options.of_draft(options.max_seq_len, config), kernels_of, *home)
+    return make(folder, options.of_draft(options.max_seq_len, config))

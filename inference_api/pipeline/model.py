@@ -10,7 +10,7 @@ from inference_api.model_loading import describe_model, loaded, make_drafter
 from inference_api.pipeline.ranks import load_rank_settings
 from inference_api.pipeline.splits import resolved
 from inference_api.settings import Settings
-from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
+from inference_api.text.prompt_encoder import ByteBudget
 
 
 def bring_up(backend: DecodeBackend) -> None:
@@ -20,6 +20,7 @@ def bring_up(backend: DecodeBackend) -> None:
 
 def load_split_model(settings: Settings) -> LoadedModel:
     """Load the model once the other ranks have come. Raises StartupError or RingBroken."""
+    from inference_api.engine.devices import make_runner
     from inference_api.loading.checkpoint import load_config, locate
     from inference_api.pipeline.rank_runners import kernels_of_ranks, part_runners
     from inference_api.pipeline.ring import Ring
@@ -31,15 +32,16 @@ def load_split_model(settings: Settings) -> LoadedModel:
     split = resolved(settings.split, load_config(folder).num_layers, ranks.world_size)
     kernels_of = kernels_of_ranks(ranks.local_world_size)
     options = replace(EngineOptions.from_settings(model), card=ranks.local_rank)
-    make_runner = part_runners(folder, options, ranks.local_world_size, kernels_of)
+    make_part = part_runners(folder, options, ranks.local_world_size, kernels_of)
     join = partial(Ring.join, ranks, timeout_s=settings.split_timeout_s)
-    runner = PipelineRunner(make_runner, split, join)
+    runner = PipelineRunner(make_part, split, join)
     runner.load()  # may shorten contexts, if ranks have too little memory
     drafter = None
     if model.used_draft_model is not None:
         of_drafter = replace(options, max_seq_len=runner.max_seq_len)
-        drafter = make_drafter(model, folder, of_drafter, kernels_of)
-    served = describe_model(model, folder, runner, drafter, ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S))
+        make = partial(make_runner, kernels_of=kernels_of)
+        drafter = make_drafter(model, folder, of_drafter, make)
+    served = describe_model(model, folder, runner, drafter, ByteBudget())
     if drafter is not None:
         drafter.load()
     return loaded(served, runner, settings, drafter)

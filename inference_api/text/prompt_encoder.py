@@ -25,7 +25,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._max_seq_len = max_seq_len
         self._max_bytes = max_seq_len * tokenizer.bytes_per_token
-        self._budget = budget or ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
+        self._budget = budget or ByteBudget()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids. Raises PromptTooLong for a text with more bytes than the context
@@ -59,7 +59,7 @@ class PromptEncoder:
 class ByteBudget:
     """A number of bytes that may be encoded at once, granted in order of arrival. Any thread."""
 
-    def __init__(self, max_bytes: int, wait_s: float) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES_AT_ONCE, wait_s: float = WAIT_S) -> None:
         self._max_bytes = max_bytes
         self._free_bytes = max_bytes
         self._wait_s = wait_s

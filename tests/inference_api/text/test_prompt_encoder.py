@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from threading import Barrier, Event, Thread
-from unittest.mock import patch
 
 import pytest
 
@@ -100,11 +99,7 @@ def test_who_waits_too_long_is_told_to_come_back_and_takes_no_share() -> None:
 
 
 def test_a_prompt_takes_its_bytes_of_the_budget_and_gives_them_back() -> None:
-    with (
-        patch.object(prompt_encoder, "MAX_BYTES_AT_ONCE", 4),
-        patch.object(prompt_encoder, "WAIT_S", 0.01),
-    ):
-        encoder = PromptEncoder(IdleTokenizer(), CONTEXT)
+    encoder = PromptEncoder(IdleTokenizer(), CONTEXT, ByteBudget(4, wait_s=0.01))
     for _ in range(3):
         with pytest.raises(AssertionError, match="encoded"):
             encoder.encode("abcd")
