@@ -105,14 +105,12 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
 
 
 def _tokens(body: TokenizeBody, model: ServedModel) -> Tokens:
-    prompts = model.prompt_encoder
-    if body.messages is not None:
-        with prompt_is_called("messages"):
-            token_ids = prompts.encode_chat(turns_of(body.messages), body.extras())
-    else:
-        add_special_tokens = body.add_special_tokens is not False
-        with prompt_is_called("prompt"):
-            token_ids = prompts.encode(body.prompt or "", add_special_tokens)
+    encoder, turns = model.prompt_encoder, turns_of(body.messages or ())
+    with prompt_is_called("messages" if turns else "prompt"):
+        if turns:
+            token_ids = encoder.encode_chat(turns, body.extras())
+        else:
+            token_ids = encoder.encode(body.prompt or "", body.add_special_tokens is not False)
     return Tokens(
         count=len(token_ids),
         max_model_len=model.max_seq_len,

@@ -136,24 +136,14 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
         return False
 
     @property
-    def is_named_call(self) -> bool:
-        """True if the client chose the function to call."""
-        return False
-
-    @property
     def num_choices(self) -> int:
         """Answers to each prompt."""
         return self.n or 1
 
     @property
-    def asked_limit(self) -> tuple[str, int | None]:
-        """The field that limits the tokens to generate, and its value."""
+    def token_limit(self) -> tuple[str, int | None]:
+        """The field that limits the tokens to generate, and its value; None: the context does."""
         return "max_tokens", self.max_tokens
-
-    @property
-    def token_limit(self) -> int | None:
-        """Tokens to generate; None: to the end of the context."""
-        return self.asked_limit[1]
 
     def _num_prompt_logprobs(self, choice: int) -> int | None:
         """Returns how many log probabilities of the prompt a choice needs. All choices echo them,
@@ -177,7 +167,7 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
         )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return GenerationParams(
-            max_tokens=self.token_limit,
+            max_tokens=self.token_limit[1],
             stop_strings=stop,
             ignore_eos=bool(self.ignore_eos),
             stop_token_ids=tuple(self.stop_token_ids or ()),
@@ -198,9 +188,8 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
                 raise fault(field, "a constrained answer has an end; leave it out")
         if self.prompt_logprobs is not None and self.stream:
             raise fault("prompt_logprobs", "come with whole answers; leave out stream")
-        limit = self.token_limit
+        field, limit = self.token_limit
         if limit is not None and (self.min_tokens or 0) > limit:
-            field, _ = self.asked_limit
             raise fault("min_tokens", f"is {self.min_tokens}, above {field}, {limit}; lower it")
 
     def _biases(self) -> tuple[tuple[int, float], ...]:
@@ -235,8 +224,9 @@ class CompletionBody(GenerationBody):
         return bool(self.echo)
 
     @property
-    def token_limit(self) -> int | None:
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+    def token_limit(self) -> tuple[str, int | None]:
+        field, limit = super().token_limit
+        return field, DEFAULT_COMPLETION_TOKENS if limit is None else limit
 
     def check(self) -> None:
         super().check()
@@ -286,10 +276,6 @@ class ChatBody(ConversationFields, GenerationBody):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    @property
-    def is_named_call(self) -> bool:
-        return self.tool_use().is_named
-
     def chat(self) -> Chat:
         return Chat(
             model=self.model,
@@ -309,9 +295,9 @@ class ChatBody(ConversationFields, GenerationBody):
         )
 
     @property
-    def asked_limit(self) -> tuple[str, int | None]:
+    def token_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is None:
-            return super().asked_limit
+            return super().token_limit
         return "max_completion_tokens", self.max_completion_tokens
 
     def check(self) -> None:
