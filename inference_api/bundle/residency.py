@@ -48,11 +48,10 @@ class Residency:
     def __init__(self, needs: Mapping[str, Needs], policy: Policy) -> None:
         assert all(1 <= each.rows_min <= each.rows_max for each in needs.values())
         assert sum(each.rows_min for each in needs.values()) <= policy.user_rows
-        self._policy = policy
         self._states = MemberStates(needs, policy)
         self._members, self._memory = self._states.by_name, self._states.memory
-        self._rows = RowShares(self._members, policy.user_rows, self._memory)
-        self._tickets = Tickets(self._states, self._rows, policy)
+        self._rows = RowShares(self._states)
+        self._tickets = Tickets(self._states, self._rows)
         self._arrived: list[Member] = []  # members that were loaded since the last turn
         self._is_at_rest = True  # nothing to do unless a request waits for an unloaded member
         self._snapshot: ResidencySnapshot | None = None
@@ -64,7 +63,7 @@ class Residency:
         for which requests wait."""
         states = self._states
         states.waiting = waiting
-        self._rows.begin_turn(waiting)
+        self._rows.begin_turn()
         if self._is_at_rest and not states.has_news and waiting.keys() <= states.ready:
             return ()
         self._protect_arrived()
@@ -203,7 +202,8 @@ class Residency:
             self._states.become(member, member.unloaded_state)
         is_resident = member.state is MemberState.RESIDENT
         if not is_resident and not self._tickets.is_loading(member):
-            self._states.ask(member, now_s)
+            member.asked_s = now_s if member.asked_s is None else member.asked_s
+            self._states.has_news = True
         return is_resident
 
     def ask_unload(self, name: str, mode: UnloadMode, now_s: float) -> None:
@@ -234,7 +234,7 @@ class Residency:
         for member in self._arrived:
             assert member.stay is not None
             load_s = member.stay.ready_s - member.stay.issued_s
-            residence_s = max(self._policy.min_residence_s, RESIDENCE_LOADS * load_s)
+            residence_s = max(self._states.policy.min_residence_s, RESIDENCE_LOADS * load_s)
             is_awaited = member.name in self._states.waiting
             member.protected_until_s = member.ready_s + (residence_s if is_awaited else 0.0)
         self._arrived.clear()

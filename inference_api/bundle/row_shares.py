@@ -4,30 +4,27 @@ The remaining rows are borrowed one by one: the next goes to the member that use
 of its `rows_max`. Rows are never taken away. Decode thread only.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from inference_api.bundle.fast_memory import FastMemory
 from inference_api.bundle.members import Member, MemberState
-from inference_api.core.input_queue import Waiting
+from inference_api.bundle.states import MemberStates
 
 
 class RowShares:
     """Counts members' rows. `may_borrow`: whether they may take memory beyond that of `rows_min`
     rows, and such rows if these need any."""
 
-    def __init__(self, members: Mapping[str, Member], user_rows: int, memory: FastMemory) -> None:
+    def __init__(self, states: MemberStates) -> None:
         self.num_running = 0
         self.may_borrow = True
         self.last_to_start: str | None = None
-        self._members = members
-        self._user_rows = user_rows
-        self._memory = memory
-        self._waiting: Mapping[str, Waiting] = {}
+        self._states = states
+        self._members, self._memory = states.by_name, states.memory
+        self._user_rows = states.policy.user_rows
         self._num_started: dict[str, int] = {}  # waiting requests that got a row in this turn
         self._num_owed = 0  # rows kept for members below their minimum
 
-    def begin_turn(self, waiting: Mapping[str, Waiting]) -> None:
-        self._waiting = waiting
+    def begin_turn(self) -> None:
         self._num_started.clear()
 
     def owe(self, members: Iterable[Member]) -> None:
@@ -35,11 +32,12 @@ class RowShares:
         self._num_owed = sum([each.num_owed for each in members])
 
     def num_waiting(self, name: str) -> int:
-        waiting = self._waiting.get(name)
+        waiting = self._states.waiting.get(name)
         return 0 if waiting is None else waiting.num_requests - self._num_started.get(name, 0)
 
     def order(self) -> list[str]:
-        names = [name for name in self._waiting if self.may_start(name) and self.num_waiting(name)]
+        waiting = self._states.waiting
+        names = [name for name in waiting if self.may_start(name) and self.num_waiting(name)]
         return sorted(names, key=self._turn) if len(names) > 1 else names
 
     def may_start(self, name: str) -> bool:
@@ -82,7 +80,7 @@ class RowShares:
     def _turn(self, name: str) -> tuple[bool, float, float]:
         """Returns a sort key: first members below their `rows_min`, the longest wait first, so that
         no later request passes the oldest; then the others, the smallest share first."""
-        member, came_s = self._members[name], self._waiting[name].oldest_came_s
+        member, came_s = self._members[name], self._states.waiting[name].oldest_came_s
         if member.num_running >= member.needs.rows_min:
             return True, member.num_running / member.needs.rows_max, came_s
         # Arrival times of later requests are unknown, so the requests that the member was loaded

@@ -10,7 +10,6 @@ from inference_api.bundle.fast_memory import FastMemory
 from inference_api.bundle.members import (
     Effect,
     Eviction,
-    Failure,
     LoadMember,
     Member,
     MemberState,
@@ -27,6 +26,7 @@ class MemberStates:
     """`effects` are those not handed out yet. `has_news` is set by every change."""
 
     def __init__(self, needs: Mapping[str, Needs], policy: Policy) -> None:
+        self.policy = policy
         self.by_name = {name: Member(name, each) for name, each in needs.items()}
         self.pinned = [each for each in self.by_name.values() if each.needs.is_pinned]
         self.memory = FastMemory(policy.fast_memory_limit_bytes)
@@ -35,7 +35,6 @@ class MemberStates:
         self.at_loader: set[str] = set()  # names of members with an unanswered Load or Unload
         self.effects: list[Effect] = []
         self.has_news = False
-        self._load_timeout_s = policy.load_timeout_s
         self._loader_since_s = 0.0  # when the loader began its present task
 
     # --- changes --------------------------------------------------------------------------
@@ -48,16 +47,6 @@ class MemberStates:
         else:
             self.ready.discard(member.name)
         self.has_news = True
-
-    def ask(self, member: Member, asked_s: float) -> None:
-        if member.asked_s is None:
-            member.asked_s = asked_s
-            self.has_news = True
-
-    def fail(self, member: Member, failure: Failure, reason: str) -> None:
-        member.failures[failure] += 1
-        member.asked_s = None
-        self.become(member, MemberState.FAILED, reason)
 
     def drain(self, member: Member, eviction: Eviction, now_s: float) -> None:
         assert member.stay is not None
@@ -90,7 +79,7 @@ class MemberStates:
 
     def is_loader_overdue(self, now_s: float) -> bool:
         """Returns whether the loader has taken too long over one task."""
-        return bool(self.at_loader) and now_s - self._loader_since_s > self._load_timeout_s
+        return bool(self.at_loader) and now_s - self._loader_since_s > self.policy.load_timeout_s
 
     def those(self, *states: MemberState) -> list[Member]:
         return [each for each in self.by_name.values() if each.state in states]

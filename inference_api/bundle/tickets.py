@@ -5,7 +5,6 @@ One member at a time holds the *ticket*: it is loaded next, because its oldest w
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inference_api.bundle.fast_memory import needed_bytes
@@ -15,7 +14,6 @@ from inference_api.bundle.members import (
     LoadMember,
     Member,
     MemberState,
-    Policy,
     Refuse,
     Stay,
 )
@@ -38,8 +36,8 @@ class _Ticket:
 class Tickets:
     """The ticket, and what is done for its holder."""
 
-    def __init__(self, states: MemberStates, rows: RowShares, policy: Policy) -> None:
-        self._states, self._rows, self._policy = states, rows, policy
+    def __init__(self, states: MemberStates, rows: RowShares) -> None:
+        self._states, self._rows = states, rows
         self._memory = states.memory
         self._ticket: _Ticket | None = None
 
@@ -69,7 +67,9 @@ class Tickets:
             self._spare_victims(ticket)
 
     def fail(self, member: Member, failure: Failure, reason: str) -> None:
-        self._states.fail(member, failure, reason)
+        member.failures[failure] += 1
+        member.asked_s = None
+        self._states.become(member, MemberState.FAILED, reason)
         self.drop(member)
 
     def load_failed(self, member: Member, reason: str, failure: Failure) -> None:
@@ -90,7 +90,7 @@ class Tickets:
 
     def _end_overdue(self, now_s: float) -> None:
         """Fail waiting requests if the loader does not answer in time. It may answer later."""
-        ticket, timeout_s = self._ticket, self._policy.load_timeout_s
+        ticket, timeout_s = self._ticket, self._states.policy.load_timeout_s
         if ticket is None or not self._states.is_loader_overdue(now_s):
             return
         if ticket.is_loading:
@@ -128,7 +128,8 @@ class Tickets:
             return
         if ticket.must_free_idle:
             ticket.must_free_idle = False
-            self._evict(ticket, states.idle(states.unpinned()), Eviction.MEMORY, now_s)
+            for idle in states.idle(states.unpinned()):
+                self._evict(ticket, idle, Eviction.MEMORY, now_s)
         elif not self._memory.has_room_for(ticket.member):
             self._make_room(ticket, now_s)
         elif not states.at_loader:
@@ -145,21 +146,18 @@ class Tickets:
         leaving = [each for each in states.unpinned() if each.protected_until_s <= now_s]
         idle = states.idle(leaving)
         victims = memory.fewest_to_leave(ticket.member, idle, borrowed_bytes)
-        if not victims and now_s - ticket.head_came_s > self._policy.patience_s:
+        if not victims and now_s - ticket.head_came_s > states.policy.patience_s:
             others = [each for each in leaving if states.head_came_s(each) > ticket.head_came_s]
             busy = [each for each in others if each not in idle]
             busy.sort(key=lambda each: each.ready_s)
             victims = memory.fewest_to_leave(ticket.member, [*idle, *busy], 0)
         for victim in victims:
             eviction = Eviction.IDLE if victim in idle else Eviction.PATIENCE
-            self._evict(ticket, [victim], eviction, now_s)
+            self._evict(ticket, victim, eviction, now_s)
 
-    def _evict(
-        self, ticket: _Ticket, victims: Sequence[Member], eviction: Eviction, now_s: float
-    ) -> None:
-        for victim in victims:
-            self._states.drain(victim, eviction, now_s)
-            ticket.victims.append(victim)
+    def _evict(self, ticket: _Ticket, victim: Member, eviction: Eviction, now_s: float) -> None:
+        self._states.drain(victim, eviction, now_s)
+        ticket.victims.append(victim)
 
     def _load(self, ticket: _Ticket, now_s: float) -> None:
         member = ticket.member
