@@ -9,8 +9,7 @@ from flask import Response, jsonify
 from inference_api.apis.chat import Chat, ChatAnswer, answer_reader, chat_params
 from inference_api.apis.choosing import Chosen, ModelChoice
 from inference_api.apis.events import EVENT_STREAM, STREAM_HEADERS, breaking_off, switch_headers
-from inference_api.core.generations import Generations, TextGeneration
-from inference_api.core.requests import Requests
+from inference_api.core.generations import Generations, Requests, TextGeneration
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import ContextTooLong, InvalidRequest
 from inference_api.text.tokens import Tokenizer

@@ -21,8 +21,7 @@ from inference_api.apis.openai.bodies import (
     prompts_of,
 )
 from inference_api.apis.openai.field_kinds import UNSERVED_OF_EMBEDDINGS
-from inference_api.core.generations import Generations, TextGeneration
-from inference_api.core.requests import Requests
+from inference_api.core.generations import Generations, Requests, TextGeneration
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams, Pooling, SamplingParams

@@ -25,7 +25,7 @@ from tests.cluster.test_cycle import LOW, World
 from tests.optimizer.support import server, system_data
 
 WALKS = {
-    "One chat token": 18,
+    "One chat token": 17,
     "One optimization": 9,
     "One proxied stream": 12,
     "One controller cycle": 11,

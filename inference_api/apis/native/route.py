@@ -15,8 +15,7 @@ from inference_api.apis.answering import begin, streamed
 from inference_api.apis.choosing import ModelChoice
 from inference_api.apis.events import EVENT_STREAM
 from inference_api.apis.native.body import NativeBody, StrictNativeBody, parse_native_body
-from inference_api.core.generations import Generations, TextGeneration
-from inference_api.core.requests import Prompt
+from inference_api.core.generations import Generations, Prompt, TextGeneration
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import HearthError
 from inference_api.settings import Settings

@@ -15,8 +15,7 @@ from inference_api.apis.choosing import ModelChoice
 from inference_api.apis.openai.bodies import ChatBody, CompletionBody
 from inference_api.apis.openai.choices import ChoicesWriter
 from inference_api.apis.openai.wire import ChatCompletion, Completion
-from inference_api.core.generations import Generations
-from inference_api.core.requests import Requests
+from inference_api.core.generations import Generations, Requests
 from inference_api.core.served_model import ServedModel
 from inference_api.web.caller import read
 from inference_api.web.errors import ROW_REFUSALS
