@@ -33,7 +33,6 @@ from inference_api.text.tokens import StopMatcher, TextStream, is_thinking
 
 EVENT_WAIT_S = 5.0  # timeout of one wait for the next event; waits are repeated
 
-Clock = Callable[[], float]
 Prompt = Sequence[int]  # token ids
 Requests = Sequence[tuple[Prompt, GenerationParams]]
 
@@ -51,12 +50,7 @@ class TextGeneration:
     """Streams the text of one session. Used by one thread, except for `abandon`."""
 
     def __init__(
-        self,
-        request: GenerationRequest,
-        text: TextStream,
-        stop: StopMatcher,
-        timeline: Timeline,
-        clock: Clock = time.monotonic,
+        self, request: GenerationRequest, text: TextStream, stop: StopMatcher, timeline: Timeline
     ) -> None:
         self.session_id = request.output.session_id
         self.finish_reason: FinishReason | None = None
@@ -68,7 +62,6 @@ class TextGeneration:
         self._text = text
         self._stop = stop
         self._timeline = timeline
-        self._clock = clock
         self._at_end = ExitStack()
         self._first_piece: str | None = None
         self._is_first_due = True  # until `pieces` has taken the first event
@@ -145,7 +138,7 @@ class TextGeneration:
 
     def _next_piece(self) -> str:
         event = self._next_event()
-        now_s = self._clock()
+        now_s = time.monotonic()
         piece, num_tokens = self._push(event.token_ids)
         if num_tokens:
             self._timeline.tokens(now_s, num_tokens, event.batch_size)

@@ -6,7 +6,7 @@ Rows may advance while they are read, so the rows of an answer can be a step apa
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,9 @@ class LiveState:
 
     backend: DecodeBackend
     registry: CollectorRegistry
-    clock: Callable[[], float] = time.monotonic
 
     def dump(self) -> Json:
-        now_s, snapshot = self.clock(), self.backend.snapshot
+        now_s, snapshot = time.monotonic(), self.backend.snapshot
         totals = snapshot.totals
         return {
             "at_s": now_s,
