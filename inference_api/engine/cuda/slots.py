@@ -144,8 +144,8 @@ class Slots:
         self._pause = pause
         self._stream = torch.cuda.Stream(self._device) if is_cuda else None
         self._staging = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=is_cuda)
-        self._memory: list[Tensor] = []
-        self._free: list[int] = []
+        self.memory: list[Tensor] = []  # of each slot
+        self.free: list[int] = []  # numbers of slots
 
     @torch.inference_mode()
     def allocate(self, count: int, num_bytes: int) -> None:
@@ -158,10 +158,10 @@ class Slots:
                 f"{SPARE_BYTES} are for recorded steps; lower it, or quantise, shorten or drop the "
                 "largest."
             )
-        self._memory = [
+        self.memory = [
             torch.empty(num_bytes, dtype=torch.uint8, device=self._device) for _ in range(count)
         ]
-        self._free = [*range(count)]
+        self.free = [*range(count)]
 
     def free_bytes(self) -> int | None:
         """Returns the free memory of a GPU. Any thread."""
@@ -170,16 +170,6 @@ class Slots:
     def place(self) -> "Place":
         """Returns a place for one expert."""
         return Place(self)
-
-    def take(self) -> int:
-        """Returns the number of a free slot. There is one: see `Residency`."""
-        return self._free.pop(0)
-
-    def give_back(self, slot: int) -> None:
-        self._free.insert(0, slot)
-
-    def part(self, slot: int, begin: int, num_bytes: int) -> Tensor:
-        return self._memory[slot][begin : begin + num_bytes]
 
     @torch.inference_mode()
     def fill(self, target: Tensor, source: Tensor | mmap.mmap) -> None:
@@ -226,10 +216,10 @@ class Place:
         self._used_bytes = 0
 
     def take(self, num_bytes: int) -> Tensor:
-        """Returns the next bytes of the slot."""
+        """Returns the next bytes of the slot. There is a free one: see `Residency`."""
         if self.slot is None:
-            self.slot, self._used_bytes = self.slots.take(), 0
-        part = self.slots.part(self.slot, self._used_bytes, num_bytes)
+            self.slot, self._used_bytes = self.slots.free.pop(0), 0
+        part = self.slots.memory[self.slot][self._used_bytes :][:num_bytes]
         assert len(part) == num_bytes, "a slot has room for every expert"
         self._used_bytes += -(-num_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
         return part
@@ -237,5 +227,5 @@ class Place:
     def leave(self) -> None:
         """Idempotent: every runner of the expert leaves."""
         if self.slot is not None:
-            self.slots.give_back(self.slot)
+            self.slots.free.insert(0, self.slot)
             self.slot = None

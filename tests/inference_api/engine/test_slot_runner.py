@@ -173,7 +173,7 @@ def test_memory_is_foreseen_to_the_byte_and_none_is_shared(
         assert answers(each) == answers(read(source, form))
     for each in pair:
         each.unload()
-    assert slots.take() == 0, "both have left"
+    assert slots.free == [0], "both have left"
 
 
 def test_loading_beside_steps_of_another_runner_changes_no_bit(
