@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.loaded_model import LoadedModel, row_pages
+from inference_api.core.plan import StepPlanner
+from inference_api.core.rows import RowTable
 from inference_api.core.served_model import ServedModel
 from inference_api.core.state.page_folder import ON_CUDA, PageFolder
 from inference_api.core.state.stored_pages import Disk
@@ -110,13 +112,15 @@ def loaded(
     settings: Settings,
     drafter: ModelRunner | None = None,
 ) -> LoadedModel:
-    """Returns the model of loaded runners."""
+    """Returns the model of loaded runners, with empty rows."""
     own, draft = settings.of_model(served.name), None
     if drafter is not None:
         pages = row_pages(drafter, settings)
         draft = ModelDrafts(drafter, pages, own.speculation_tokens, runner.vocab_size)
     drafting = drafting_of(served, runner, own, draft)
-    return LoadedModel.serving(served, runner, settings, draft, drafting)
+    rows = RowTable(runner.max_rows, row_pages(runner, settings))
+    planner = StepPlanner(rows, runner, settings, drafting, served.costs)
+    return LoadedModel(served, runner, rows, planner, draft, drafting)
 
 
 def keep_pages(model: LoadedModel, runner: ModelRunner, folder: PageFolder) -> None:

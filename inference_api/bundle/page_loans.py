@@ -12,21 +12,19 @@ from functools import partial
 from inference_api.bundle.residency import Residency
 from inference_api.core.rows import RowTable, UserRow
 from inference_api.core.state.row_pages import RowPages
-from inference_api.runner import PageLayout
 
 
 @dataclass(frozen=True, slots=True)
 class _Account:
     name: str
     pages: RowPages
-    layout: PageLayout
     own_pages: int
     rows: RowTable | None  # None: of a draft model
     give_up: Callable[[], None] | None
 
     @property
     def lent_bytes(self) -> int:
-        return (self.pages.limit - self.own_pages) * self.layout.page_bytes
+        return (self.pages.limit - self.own_pages) * self.pages.layout.page_bytes
 
     def num_needed(self, by_row: bool) -> int:
         """Pages that it keeps when all are called in, by a row or by drafts."""
@@ -35,7 +33,7 @@ class _Account:
         return max(self.own_pages, self.pages.num_held)
 
     def unneeded_bytes(self, by_row: bool) -> int:
-        return (self.pages.limit - self.num_needed(by_row)) * self.layout.page_bytes
+        return (self.pages.limit - self.num_needed(by_row)) * self.pages.layout.page_bytes
 
 
 class PageLoans:
@@ -45,21 +43,16 @@ class PageLoans:
         self._residency = residency
         self._accounts: list[_Account] = []
 
-    def add(self, name: str, rows: RowTable, layout: PageLayout, own_pages: int) -> None:
+    def add(self, name: str, rows: RowTable, own_pages: int) -> None:
         """A member is in memory. Its own pages suffice for its longest row."""
         rows.pause_later = self._pause_later
-        self._open(_Account(name, rows.pages, layout, own_pages, rows, None))
+        self._open(_Account(name, rows.pages, own_pages, rows, None))
 
     def add_draft(
-        self,
-        name: str,
-        pages: RowPages,
-        layout: PageLayout,
-        own_pages: int,
-        give_up: Callable[[], None],
+        self, name: str, pages: RowPages, own_pages: int, give_up: Callable[[], None]
     ) -> None:
         """The member has a draft model, which `give_up` has drop all pages: rows go before it."""
-        self._open(_Account(name, pages, layout, own_pages, None, give_up))
+        self._open(_Account(name, pages, own_pages, None, give_up))
 
     def remove(self, name: str) -> None:
         """A member without rows leaves memory."""
@@ -104,21 +97,22 @@ class PageLoans:
         """Raise the account's limit by up to `num_wanted` pages. If fewer than `num_needed` are
         free, take back what others do not need, those with the fewest pages in use first and draft
         models last; without as many, nothing changes."""
-        residency, page_bytes = self._residency, account.layout.page_bytes
+        residency, layout = self._residency, account.pages.layout
         others = [each for each in self._accounts if each is not account]
         by_row = account.give_up is None
         could_free = sum([each.unneeded_bytes(by_row) for each in others])
-        needed_bytes, free_bytes = num_needed * page_bytes, residency.free_bytes(account.name)
+        needed_bytes = num_needed * layout.page_bytes
+        free_bytes = residency.free_bytes(account.name)
         if not residency.may_lend or free_bytes + could_free < needed_bytes:
             return
         others.sort(key=lambda each: (each.give_up is not None, each.pages.num_held))
         for other in others:
             if residency.free_bytes(account.name) < needed_bytes:
                 self._call_in(other, by_row)
-        num_lent = min(num_wanted, residency.free_bytes(account.name) // page_bytes)
+        num_lent = min(num_wanted, residency.free_bytes(account.name) // layout.page_bytes)
         if num_lent > 0:
             limit = account.pages.limit + num_lent
-            self._limit(account, min(limit, account.layout.num_pages))
+            self._limit(account, min(limit, layout.num_pages))
 
     def _limit(self, account: _Account, num_pages: int) -> None:
         account.pages.limit_to(num_pages)

@@ -175,11 +175,11 @@ class BundleResidents(Residents):
 
     def _share_pages(self, name: str, model: LoadedModel) -> None:
         footprints, rows_min = self._members[name].footprints, self._needs[name].rows_min
-        own, *of_draft = [(each.layout, each.guaranteed_pages(rows_min)) for each in footprints]
-        self._loans.add(name, model.rows, *own)
+        own_pages, *of_draft = [each.guaranteed_pages(rows_min) for each in footprints]
+        self._loans.add(name, model.rows, own_pages)
         for each in of_draft:
             assert model.drafter is not None, "only it has a footprint"
-            self._loans.add_draft(name, model.drafter.pages, *each, model.drafter.give_up)
+            self._loans.add_draft(name, model.drafter.pages, each, model.drafter.give_up)
 
     def _is_mended(self, name: str) -> bool:
         """Returns whether the files of a failed member have changed."""

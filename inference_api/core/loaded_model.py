@@ -50,20 +50,6 @@ class LoadedModel:
         """Returns the pages of its rows, and those of its draft model's rows, if it has one."""
         return [self.rows.pages, *([] if self.drafter is None else [self.drafter.pages])]
 
-    @classmethod
-    def serving(
-        cls,
-        served: ServedModel,
-        runner: ModelRunner,
-        settings: Settings,
-        drafter: DraftModel | None = None,
-        speculation: Drafting | None = None,
-    ) -> Self:
-        """Returns a model with empty rows around loaded runners."""
-        rows = RowTable(runner.max_rows, row_pages(runner, settings))
-        planner = StepPlanner(rows, runner, settings, speculation, served.costs)
-        return cls(served, runner, rows, planner, drafter, speculation)
-
     def emptied(self) -> Self:
         """Returns the model with empty rows. The runner is left as it is."""
         return replace(self, rows=RowTable(self.runner.max_rows, self.rows.pages))
@@ -173,10 +159,10 @@ def snapshot_of(served: ServedModel, models: Mapping[str, LoadedModel]) -> Model
 
 def row_pages(runner: ModelRunner, settings: Settings) -> RowPages:
     """Returns the page tables of a runner's rows, all empty."""
-    rows, layout = runner.max_rows, runner.layout
-    if not layout.is_bound:
+    rows = runner.max_rows
+    if not runner.layout.is_bound:
         reuse: Reuse = "all" if settings.prefix_reuse else "nothing"
-        return RowPages(runner, layout, rows, reuse, runner.max_seq_len)
+        return RowPages(runner, rows, reuse, runner.max_seq_len)
     reuse = "prompts" if settings.prefix_reuse else "nothing"
     chunks = ChunkMemory(runner, chunk_tokens(settings, runner))
-    return BoundRowPages(chunks, chunks.layout, rows, reuse)
+    return BoundRowPages(chunks, rows, reuse)

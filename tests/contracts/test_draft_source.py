@@ -77,7 +77,7 @@ def wrong_draft(runner: KernelRunner, other: KernelRunner) -> DraftSource:
 
 
 def drafts_of(drafter: KernelRunner, vocab_size: int, num_pages: int | None = None) -> ModelDrafts:
-    pages = RowPages(drafter, drafter.layout, ROWS, max_seq_len=CONTEXT)
+    pages = RowPages(drafter, ROWS, max_seq_len=CONTEXT)
     pages.limit_to(num_pages or pages.limit)
     return ModelDrafts(drafter, pages, MAX_TOKENS, vocab_size)
 
@@ -205,7 +205,7 @@ class Loop:
 
     def __init__(self, runner: KernelRunner, source: DraftSource | None) -> None:
         self.runner, self.source = runner, source
-        self.rows = RowTable(ROWS, RowPages(runner, runner.layout, ROWS))
+        self.rows = RowTable(ROWS, RowPages(runner, ROWS))
         settings = Settings(user_rows=ROWS, max_seq_len=CONTEXT, prefill_chunk_tokens=16)
         self.planner = StepPlanner(self.rows, runner, settings, source)
         self.num_tried = self.num_accepted = 0

@@ -19,7 +19,7 @@ from inference_api.core.state.prefixes import (
     encode,
 )
 from inference_api.core.state.stored_pages import Disk, PageMemory, StoredPage, StoredPages
-from inference_api.runner import PageLayout, RowMemory
+from inference_api.runner import RowMemory
 
 MIN_KEPT_TOKENS = 64  # recurrent state is kept only if at least so many tokens were new
 
@@ -66,14 +66,13 @@ class RowPages:
     def __init__(
         self,
         memory: RowMemory,
-        layout: PageLayout,
         max_rows: int,
         reuse: Reuse = "all",
         max_seq_len: int | None = None,
     ) -> None:
         """`max_seq_len` bounds the tokens of a row; by default only the number of pages does."""
-        self.page_tokens = layout.page_tokens
-        self._memory, self._layout = memory, layout
+        layout = memory.layout
+        self._memory, self.layout, self.page_tokens = memory, layout, layout.page_tokens
         most_pages = layout.num_pages // (max_rows if layout.is_bound else 1)
         if max_seq_len is None:
             max_seq_len = most_pages * layout.page_tokens
@@ -91,12 +90,12 @@ class RowPages:
 
     def store(self, disk: Disk, memory: PageMemory) -> None:
         """Have pages outlive their eviction, and the process, on disk."""
-        self.disk = StoredPages(disk, memory, self._layout, self._tree, self._pool)
+        self.disk = StoredPages(disk, memory, self.layout, self._tree, self._pool)
 
     @property
     def tokens_per_page(self) -> float:
         """Tokens that fit into each page, before windows free any."""
-        return self.page_tokens / self._layout.num_groups
+        return self.page_tokens / self.layout.num_groups
 
     @property
     def num_free(self) -> int:
@@ -133,7 +132,7 @@ class RowPages:
         """Returns whether there are pages for those of `tokens` that no row holds, and `num_spare`
         pages of each group besides. Always True if all rows together could be full. Pages of a
         window that rows hold now do not count, because they may be gone by then."""
-        layout, size = self._layout, self.page_tokens
+        layout, size = self.layout, self.page_tokens
         missing = layout.row_pages(len(tokens)) + num_spare * layout.num_groups
         missing -= self.num_free + self.num_cached
         if missing > 0 and self.borrow is not None:
@@ -163,7 +162,7 @@ class RowPages:
         """
         held = self._rows.get(row)
         if held is None:
-            tables: Sequence[list[int]] = [[] for _ in self._layout.windows]
+            tables: Sequence[list[int]] = [[] for _ in self.layout.windows]
             held = HeldPages(row, root, encode(prompt), len(prompt), tables, [0] * len(tables))
             self._rows[row] = held
         if reuses:
@@ -190,7 +189,7 @@ class RowPages:
         if end <= first:
             return True
         has_room = end <= -(-self._max_tokens // self.page_tokens)
-        if not has_room or not self.can_reserve((end - first) * self._layout.num_groups):
+        if not has_room or not self.can_reserve((end - first) * self.layout.num_groups):
             return False
         for group, table in enumerate(held.tables):
             table += [self._take(held, index) for index in range(first, end)]
@@ -204,7 +203,7 @@ class RowPages:
         self._seal(held, num_tokens, generated)
         if num_tokens in held.borders:
             self._keep_state(held, held.nodes[-1])
-        if self._layout.has_windows:
+        if self.layout.has_windows:
             self._pass(held, num_tokens)
 
     def end(self, row: int, num_tokens: int, generated: Sequence[int] = ()) -> None:
@@ -212,7 +211,7 @@ class RowPages:
         held = self._rows.pop(row)
         self._seal(held, num_tokens, generated)
         reusable_tokens = self._reusable_tokens(held, num_tokens, generated)
-        if self._layout.state_pages:
+        if self.layout.state_pages:
             if reusable_tokens == num_tokens:
                 self._leave_state(held, num_tokens, generated)
         elif self._reuse == "all":
@@ -225,8 +224,8 @@ class RowPages:
                 self._drop(self._share(node.state))
         if self.disk is not None:
             self.disk.want(held.nodes)
-        if self.borrow is not None and self._layout.state_pages:
-            self._memory.give_back(self._layout.states_of(row))
+        if self.borrow is not None and self.layout.state_pages:
+            self._memory.give_back(self.layout.states_of(row))
 
     def forget_cached(self) -> None:
         """Evict all cached pages."""
@@ -258,9 +257,9 @@ class RowPages:
         match = self._match(held.root, held.prompt)
         whole_tokens = len(match.nodes) * self.page_tokens
         num_tokens = whole_tokens + match.tail_tokens
-        if self._layout.state_pages:
-            most_pages = (len(match.nodes) + 1) * self._layout.num_groups
-            if not self.can_reserve(most_pages + self._layout.state_pages):
+        if self.layout.state_pages:
+            most_pages = (len(match.nodes) + 1) * self.layout.num_groups
+            if not self.can_reserve(most_pages + self.layout.state_pages):
                 return  # the tail might not be copied
             held.borders = self._borders(held, match.num_alike, max(num_tokens, held.reused_tokens))
         if num_tokens > held.reused_tokens:
@@ -268,7 +267,7 @@ class RowPages:
             self._adopt(held, match.nodes[len(held.nodes) :])
             has_tail = match.tail is not None and self._copy(held, match.tail)
             held.reused_tokens = num_tokens if has_tail else whole_tokens
-            for page, own in zip(state, self._layout.states_of(held.row), strict=False):
+            for page, own in zip(state, self.layout.states_of(held.row), strict=False):
                 self._memory.copy_page(page, own)
             self._drop(state)
 
@@ -291,10 +290,10 @@ class RowPages:
 
     def _keep_state(self, held: HeldPages, node: Node) -> None:
         """Keep the row's recurrent state after this node, if there is room."""
-        count, of_node = self._layout.state_pages, self._share(node.pages)
+        count, of_node = self.layout.state_pages, self._share(node.pages)
         if not node.state and self.can_reserve(count):
             pages = [self._take(held, 0) for _ in range(count)]
-            for own, page in zip(self._layout.states_of(held.row), pages, strict=True):
+            for own, page in zip(self.layout.states_of(held.row), pages, strict=True):
                 self._memory.copy_page(own, page)
             self._tree.keep_state(node, pages)
             self._drop(pages)
@@ -352,7 +351,7 @@ class RowPages:
 
     def _pass(self, held: HeldPages, num_tokens: int) -> None:
         """Drop the pages that no later token attends to."""
-        seen = self._layout.first_seen(num_tokens)
+        seen = self.layout.first_seen(num_tokens)
         for table, begin, end in zip(held.tables, held.num_passed, seen, strict=True):
             self._drop(table[begin:end])
             table[begin:end] = [GONE] * len(table[begin:end])
@@ -363,7 +362,7 @@ class RowPages:
         first = len(held.nodes)
         held.nodes += nodes
         end = len(held.nodes)
-        seen = self._layout.first_seen(end * self.page_tokens)
+        seen = self.layout.first_seen(end * self.page_tokens)
         for group, table in enumerate(held.tables):
             num_passed = max(seen[group] - first, 0)
             pages = [node.pages[group] for node in nodes[num_passed:]]

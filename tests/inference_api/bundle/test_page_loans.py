@@ -73,10 +73,10 @@ class Members(RuleBasedStateMachine):
                     pages, memory = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS)
                     self.tables[name], self.memories[name] = RowTable(MAX_ROWS, pages), memory
                     self.residency.loaded(name, self.now_s)
-                    self.loans.add(name, self.tables[name], memory.layout, OWN_PAGES[name])
+                    self.loans.add(name, self.tables[name], OWN_PAGES[name])
                     if DRAFT_PAGES[name]:
-                        self.drafts[name], memory = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS)
-                        add = partial(self.loans.add_draft, name, self.drafts[name], memory.layout)
+                        self.drafts[name], _ = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS)
+                        add = partial(self.loans.add_draft, name, self.drafts[name])
                         add(DRAFT_PAGES[name], partial(self.give_up, name))
                 case Unload(name):
                     self.loans.remove(name)
@@ -274,8 +274,8 @@ def test_drafts_lose_borrowed_pages_to_a_row_and_not_to_other_drafts() -> None:
     assert drafts.limit == DRAFT_PAGES["b"] + SHARED_BYTES // PAGE_BYTES == 2 * ROW_PAGES
     pages.begin(0, "a", prompt)
     assert pages.reserve(0, MAX_TOKENS)
-    other, memory = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS)
-    members.loans.add_draft("a", other, memory.layout, 0, lambda: None)
+    other, _ = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS)
+    members.loans.add_draft("a", other, 0, lambda: None)
     other.begin(0, "a", prompt)
     assert not other.reserve(0, MAX_TOKENS)
     assert drafts.num_held == 2 * ROW_PAGES
@@ -289,7 +289,7 @@ def test_a_row_that_ends_leaves_a_copy_of_its_recurrent_state_in_borrowed_pages(
     members.load_two()
     pages, memory = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS, state_pages=2)
     members.loans.remove("a")
-    members.loans.add("a", RowTable(MAX_ROWS, pages), memory.layout, ROW_PAGES)
+    members.loans.add("a", RowTable(MAX_ROWS, pages), ROW_PAGES)
     pages.begin(0, "a", (4,) * (MAX_TOKENS - 1))
     assert pages.reserve(0, MAX_TOKENS)
     pages.begin(1, "a", (5,) * 9)

@@ -7,4 +7,4 @@ from inference_api.core.state.row_pages import RowPages
 
 def make_rows(max_rows: int = 1, max_seq_len: int = 128) -> RowTable:
     runner = EchoRunner(max_rows, max_seq_len)
-    return RowTable(max_rows, RowPages(runner, runner.layout, max_rows))
+    return RowTable(max_rows, RowPages(runner, max_rows))

@@ -147,7 +147,7 @@ def make_pages(
     layout = PageLayout(num_pages, PAGE_TOKENS, PAGE_BYTES, is_bound, windows, state_pages)
     memory = FakeMemory(layout, max_rows)
     kind = BoundRowPages if is_bound else RowPages
-    return kind(memory, layout, max_rows, reuse), memory
+    return kind(memory, max_rows, reuse), memory
 
 
 def holders(pool: PagePool, page: int) -> int:
