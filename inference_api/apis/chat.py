@@ -17,6 +17,7 @@ from inference_api.text.call_grammars import calls_constraint
 from inference_api.text.chat_prompts import Ending, Extras
 from inference_api.text.tokens import Tokenizer, is_thinking
 from inference_api.tools.answers import AnswerReader
+from inference_api.tools.calls import Calls
 from inference_api.tools.dialects import MISTRAL, Dialect
 from inference_api.tools.events import Event, ThoughtDelta, ToolUse
 from inference_api.tools.formats import text_only
@@ -98,20 +99,20 @@ def answer_reader(
     dialect = tokenizer.dialect
     new_id = ids_behind(turns) if dialect.name == "kimi" else _new_id
     schemas = {name: tool.parameters for name, tool in use.callable_tools.items()}
+    plain = (n for n, tool in use.callable_tools.items() if tool.input_rule is not None)
+    calls = Calls(schemas, _short_id if dialect.read is MISTRAL.read else new_id, frozenset(plain))
     reads_marks = bool(schemas) or dialect.name == "harmony"
     return AnswerReader(
         dialect.read if reads_marks else text_only,
-        schemas,
-        _short_id if dialect.read is MISTRAL.read else new_id,
+        calls,
         dialect.thought,
         is_thinking(tokenizer, tuple(prompt_tokens)),
-        frozenset(n for n, tool in use.callable_tools.items() if tool.input_rule is not None),
     )
 
 
 def plain_reader() -> AnswerReader:
     """Returns the reader of an answer that is plain text."""
-    return AnswerReader(text_only, {}, _new_id)
+    return AnswerReader(text_only, Calls({}, _new_id))
 
 
 class ChatAnswer:

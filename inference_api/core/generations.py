@@ -246,38 +246,30 @@ class Generations:
     def _queue(
         self, admitted: Admitted, prompt: Prompt, params: GenerationParams, is_first: bool
     ) -> TextGeneration:
-        model, caller = admitted.model, admitted.caller
-        self.backend.check_admission()
-        self.backend.input_queue.check_room(model.name, is_first)  # before the work of compiling
+        model, caller, backend = admitted.model, admitted.caller, self.backend
+        backend.check_admission()
+        backend.input_queue.check_room(model.name, is_first)  # before the work of compiling
         timeline = Timeline(admitted.came_s, partial(self.on_token_gap, model.name))
         text = TextStream(model.tokenizer, params.kept_token_ids)
         stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
         with ExitStack() as unless_queued:
-            output = self.backend.output_queues.open(model.name, params.session_id)
-            unless_queued.callback(self.backend.output_queues.close, output)
+            output = backend.output_queues.open(model.name, params.session_id)
+            unless_queued.callback(backend.output_queues.close, output)
             request = request_of(admitted, output, prompt, params)
             generation = TextGeneration(request, text, stop, timeline)
             unless_queued.callback(generation.close)
-            self._submit(generation, request, caller, is_first)
+            generation.at_end(lambda: self._tell_end(generation, caller))
+            generation.at_end(lambda: backend.cancel(request))
+            backend.input_queue.put(request, is_first)
+            if caller.connection is not None:
+
+                def hang_up() -> None:
+                    backend.cancel(request)
+                    generation.abandon()
+
+                generation.at_end(self.watcher.watch(caller.connection, hang_up))
             unless_queued.pop_all()
         return generation
-
-    def _submit(
-        self,
-        generation: TextGeneration,
-        request: GenerationRequest,
-        caller: Caller,
-        is_first: bool,
-    ) -> None:
-        def hang_up() -> None:
-            self.backend.cancel(request)
-            generation.abandon()
-
-        generation.at_end(lambda: self._tell_end(generation, caller))
-        generation.at_end(lambda: self.backend.cancel(request))
-        self.backend.input_queue.put(request, is_first)
-        if caller.connection is not None:
-            generation.at_end(self.watcher.watch(caller.connection, hang_up))
 
     def _tell_end(self, generation: TextGeneration, caller: Caller) -> None:
         """Report the end of a generation to all observers, if it had started."""

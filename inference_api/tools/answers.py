@@ -1,10 +1,10 @@
 """Reads an answer's text as it comes, and yields events."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from inference_api.tools.calls import Calls
-from inference_api.tools.events import Event, Json, ThoughtDelta
+from inference_api.tools.events import Event, ThoughtDelta
 from inference_api.tools.formats import Read
 from inference_api.tools.reader import EndOfText, Reader, Steps
 
@@ -22,18 +22,11 @@ class AnswerReader:
     """Reads one answer. The events depend on the text alone, not on how it is cut into pieces."""
 
     def __init__(
-        self,
-        read: Read,
-        schemas: Mapping[str, Json],
-        new_id: Callable[[str], str],
-        thought: Thought | None = None,
-        is_thinking: bool = False,
-        plain: frozenset[str] = frozenset(),
+        self, read: Read, calls: Calls, thought: Thought | None = None, is_thinking: bool = False
     ) -> None:
-        """For `schemas` and `plain` see `Calls`. `is_thinking` says that the prompt has begun the
-        thought already."""
+        """`is_thinking` says that the prompt has begun the thought already."""
         self._reader = Reader()
-        self._calls = Calls(schemas, new_id, plain)
+        self._calls = calls
         self._steps: Generator[Event | None, None, None] = self._read(read, thought, is_thinking)
 
     @property

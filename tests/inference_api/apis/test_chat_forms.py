@@ -18,6 +18,7 @@ from inference_api.apis.responses.body import ResponsesBody
 from inference_api.errors import InvalidRequest
 from inference_api.request import FinishReason
 from inference_api.tools.answers import AnswerReader, Thought
+from inference_api.tools.calls import Calls
 from inference_api.tools.formats import hermes
 from inference_api.web.fields import MAX_INTEGER, Body, Json, parse
 from tests.e2e.test_responses import events_of
@@ -56,7 +57,7 @@ def answer(num_pieces: int = len(PIECES)) -> ChatAnswer:
     reason = FinishReason.STOP if is_whole else FinishReason.LENGTH
     generation = ScriptedGeneration(num_pieces, reason)
     thought = Thought("<think>", "</think>")
-    reader = AnswerReader(hermes, {"f": {"type": "object"}}, lambda _: "call_1", thought)
+    reader = AnswerReader(hermes, Calls({"f": {"type": "object"}}, lambda _: "call_1"), thought)
     return ChatAnswer(cast(Any, generation), reader)
 
 

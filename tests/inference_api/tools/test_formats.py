@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from inference_api.tools import dialects, formats
 from inference_api.tools.answers import AnswerReader, Thought
+from inference_api.tools.calls import Calls
 from inference_api.tools.dialects import Dialect
 from inference_api.tools.events import (
     ArgumentsDelta,
@@ -36,9 +37,8 @@ def events_of(
     is_thinking: bool = False,
 ) -> list[Event]:
     ids = itertools.count()
-    reader = AnswerReader(
-        dialect.read, SCHEMAS, lambda _: f"id{next(ids)}", thought, is_thinking=is_thinking
-    )
+    found = Calls(SCHEMAS, lambda _: f"id{next(ids)}")
+    reader = AnswerReader(dialect.read, found, thought, is_thinking)
     return [*(e for piece in pieces for e in reader.push(piece)), *reader.finish()]
 
 
