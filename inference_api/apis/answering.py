@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flask import Response, jsonify
@@ -47,73 +48,69 @@ class Chats:
             each = [chat_params(params, chat.use, model.tokenizer) for params in chat.params]
             return [(prompt, params) for params in each]
 
-        with ExitStack() as stack:
-            begun = begin(self._generations, stack, model.name, requests, chat.prompt_field)
-            prompt = begun[0].prompt_tokens
+        with begun(self._generations, chosen, requests, chat.prompt_field) as it:
+            prompt = it.generations[0].prompt_tokens
             answers = [
                 ChatAnswer(each, answer_reader(model.tokenizer, chat.use, prompt, chat.turns))
-                for each in begun
+                for each in it.generations
             ]
-            writer = writer_of(chosen, model.tokenizer)
-            return responded(stack, writer, answers, len(prompt), chosen.headers, streams)
+            return it.respond(writer_of(chosen, model.tokenizer), answers, len(prompt), streams)
 
     def model_of(self, chat: Chat) -> tuple[Chosen, ServedModel]:
         """Raises UnknownModel, NotReady, Draining and BackendFailed."""
         return self._choice.served(chat.model, chat.user_texts)
 
 
-def begin(
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The generations of one response, which have begun, and its headers."""
+
+    generations: Sequence[TextGeneration]
+    headers: Mapping[str, str]
+    closing: ExitStack  # closes the generations
+
+    def respond(
+        self, writer: Writer, answers: Sequence[ChatAnswer], prompt_tokens: int, streams: bool
+    ) -> Response:
+        if streams:
+            return self.streamed(writer.stream(answers), EVENT_STREAM, prompt_tokens)
+        return self.whole(writer.whole(answers))
+
+    def whole(self, answer: Mapping[str, Any]) -> Response:
+        response = jsonify(answer)
+        response.headers.update({**self.headers, **switch_headers(self.generations)})
+        return response
+
+    def streamed(self, chunks: Iterator[bytes], content_type: str, prompt_tokens: int) -> Response:
+        """Returns a response that closes the generations when the stream ends for any reason."""
+        response = Response(breaking_off(chunks), content_type=content_type)
+        response.headers.update(
+            {**STREAM_HEADERS, **self.headers, **switch_headers(self.generations)}
+        )
+        response.headers["X-Session-Id"] = self.generations[0].session_id
+        # Raw text has no place for usage, which the proxy's token limits need.
+        response.headers["X-Prompt-Tokens"] = str(prompt_tokens)
+        response.call_on_close(self.closing.pop_all().close)
+        return response
+
+
+@contextmanager
+def begun(
     generations: Generations,
-    stack: ExitStack,
-    model: str,
+    chosen: Chosen,
     requests: Callable[[ServedModel], Requests],
     field: str,
-) -> list[TextGeneration]:
-    """Returns generations that have begun. `stack` closes them. `requests` encodes prompts, once a
-    request is admitted; `field` is what a refusal for their length names. Raises HearthError."""
-    admission = generations.admitted(model, caller_of_request())
-    with admission as admitted, prompt_is_called(field):
-        begun = generations.begin(admitted, requests(admitted.model))
-    for each in begun:
-        stack.callback(each.close)
-    return begun
-
-
-def responded(
-    stack: ExitStack,
-    writer: Writer,
-    answers: Sequence[ChatAnswer],
-    prompt_tokens: int,
-    headers: Mapping[str, str],
-    streams: bool,
-) -> Response:
-    """Returns the answers as a response; for `stack` see `streamed`."""
-    generations = [answer.generation for answer in answers]
-    if streams:
-        chunks = writer.stream(answers)
-        return streamed(stack, generations, chunks, EVENT_STREAM, prompt_tokens, headers)
-    response = jsonify(writer.whole(answers))
-    response.headers.update({**headers, **switch_headers(generations)})
-    return response
-
-
-def streamed(
-    stack: ExitStack,
-    generations: Sequence[TextGeneration],
-    chunks: Iterator[bytes],
-    content_type: str,
-    prompt_tokens: int,
-    headers: Mapping[str, str],
-) -> Response:
-    """Returns a streamed response. `stack` closes the generations when the stream ends for any
-    reason."""
-    response = Response(breaking_off(chunks), content_type=content_type)
-    response.headers.update({**STREAM_HEADERS, **headers, **switch_headers(generations)})
-    response.headers["X-Session-Id"] = generations[0].session_id
-    # Raw text has no place for usage, which the proxy's token limits need.
-    response.headers["X-Prompt-Tokens"] = str(prompt_tokens)
-    response.call_on_close(stack.pop_all().close)
-    return response
+) -> Iterator[Begun]:
+    """Begins generations, and closes them unless a streamed response does. `requests` encodes
+    prompts, once the call is admitted; `field` is what a refusal for their length names. Raises
+    HearthError."""
+    admission = generations.admitted(chosen.name, caller_of_request())
+    with ExitStack() as closing:
+        with admission as admitted, prompt_is_called(field):
+            running = generations.begin(admitted, requests(admitted.model))
+        for each in running:
+            closing.callback(each.close)
+        yield Begun(running, chosen.headers, closing)
 
 
 @contextmanager

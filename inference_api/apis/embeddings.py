@@ -1,17 +1,16 @@
 """`/v1/embeddings`: a vector for each text, made from the served model's hidden states."""
 
 from base64 import b64encode
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from flask import Blueprint, Response, jsonify
+from flask import Blueprint, Response
 from pydantic import Field, Tag
 
 from common.operations import operation
-from inference_api.apis.answering import begin, encoded
+from inference_api.apis.answering import begun, encoded
 from inference_api.apis.choosing import ModelChoice
-from inference_api.apis.events import switch_headers
 from inference_api.apis.openai.bodies import (
     BY_FORM_OF_PROMPT,
     MAX_PRIORITY,
@@ -125,11 +124,8 @@ def create_blueprint(generations: Generations, choice: ModelChoice) -> Blueprint
         def requests(model: ServedModel) -> Requests:
             return [(encoded(each, model, "input"), params) for each in inputs]
 
-        with ExitStack() as stack:
-            running = begin(generations, stack, model.name, requests, "input")
-            response = jsonify(_answer(body, chosen.shown, running))
-            response.headers.update(chosen.headers | switch_headers(running))
-            return response
+        with begun(generations, chosen, requests, "input") as it:
+            return it.whole(_answer(body, chosen.shown, it.generations))
 
     return blueprint
 
@@ -159,7 +155,7 @@ def check_numbers(body: EmbeddingsBody, num_numbers: int) -> None:
         )
 
 
-def _answer(body: EmbeddingsBody, model: str, running: list[TextGeneration]) -> Embeddings:
+def _answer(body: EmbeddingsBody, model: str, running: Sequence[TextGeneration]) -> Embeddings:
     data = []
     for index, generation in enumerate(running):
         shown = body.shown(generation.embedding)

@@ -5,17 +5,16 @@ Read it as the request does: body, prompt, queue, first event, then one chunk pe
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from flask import Blueprint, Response
 
 from common.operations import operation
-from inference_api.apis.answering import begin, streamed
+from inference_api.apis.answering import begun
 from inference_api.apis.choosing import ModelChoice
 from inference_api.apis.events import EVENT_STREAM
 from inference_api.apis.native.body import NativeBody, StrictNativeBody, parse_native_body
-from inference_api.core.generations import Generations, Prompt, TextGeneration
+from inference_api.core.generations import Generations, Prompt, Requests, TextGeneration
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import HearthError
 from inference_api.settings import Settings
@@ -44,14 +43,14 @@ class Answering:
         is_strict = self.settings.has_strict_bounds(model)
         body = read(StrictNativeBody if is_strict else NativeBody, parse_native_body)
         chosen, params = self.choice.choose(model, [body.text]), body.params()
-        with ExitStack() as stack:
-            [begun] = begin(
-                *(self.generations, stack, chosen.name),
-                lambda served: [(encode(served, body.text), params)],
-                field="text",
-            )
-            num_tokens, chunks = len(begun.prompt_tokens), write(body, begun)
-            return streamed(stack, [begun], chunks, content_type, num_tokens, chosen.headers)
+
+        def requests(served: ServedModel) -> Requests:
+            return [(encode(served, body.text), params)]
+
+        with begun(self.generations, chosen, requests, "text") as it:
+            [generation] = it.generations
+            num_tokens, chunks = len(generation.prompt_tokens), write(body, generation)
+            return it.streamed(chunks, content_type, num_tokens)
 
     def raw_text(self, body: NativeBody, generation: TextGeneration) -> Iterator[bytes]:
         if body.return_prompt:

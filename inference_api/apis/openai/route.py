@@ -4,12 +4,11 @@ A call runs one or several generations, whose texts make the answer.
 """
 
 import time
-from contextlib import ExitStack
 
 from flask import Blueprint, Response, g
 
 from common.operations import operation
-from inference_api.apis.answering import Chats, begin, encoded, responded
+from inference_api.apis.answering import Chats, begun, encoded
 from inference_api.apis.chat import ChatAnswer, plain_reader
 from inference_api.apis.choosing import ModelChoice
 from inference_api.apis.openai.bodies import ChatBody, CompletionBody
@@ -56,10 +55,9 @@ def create_blueprint(generations: Generations, choice: ModelChoice, chats: Chats
             token_ids = [encoded(prompt, model, "prompt") for prompt in prompts]
             return [(prompt, each) for prompt in token_ids for each in params]
 
-        with ExitStack() as stack:
-            begun = begin(generations, stack, model.name, requests, "prompt")
-            answers = [ChatAnswer(generation, plain_reader()) for generation in begun]
-            num_tokens = sum(len(each.prompt_tokens) for each in begun[:: len(params)])
-            return responded(stack, writer, answers, num_tokens, chosen.headers, bool(body.stream))
+        with begun(generations, chosen, requests, "prompt") as it:
+            answers = [ChatAnswer(generation, plain_reader()) for generation in it.generations]
+            num_tokens = sum(len(each.prompt_tokens) for each in it.generations[:: len(params)])
+            return it.respond(writer, answers, num_tokens, bool(body.stream))
 
     return blueprint
