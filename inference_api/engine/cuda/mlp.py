@@ -1,22 +1,18 @@
 """What follows attention in a layer: one MLP for all tokens, or a mixture of experts, here or on
 the CPU."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
 from inference_api.engine.cpu.decoder import KernelDecoder
-from inference_api.engine.cuda.graphs import pinned
 from inference_api.engine.cuda.parameters import Linear, TorchParameters, whole
-from inference_api.engine.paged_cache import PagedCache
 from inference_api.loading.config import ExpertGroups, LayerRange, MixtureConfig, ModelConfig
 from inference_api.loading.families.layer_plan import ROUTER
 from inference_api.loading.settling import expert_layers
-from inference_api.loading.weights import Packing, load_parameters
 
 LEAST_SUM = 1e-20  # keeps a sum of sigmoids from dividing by zero
 
@@ -98,26 +94,6 @@ def experts_alone(config: ModelConfig, layer: int) -> ModelConfig:
     """Returns what `without_experts` leaves out of a layer, as a model of one layer."""
     alone = replace(config.part(LayerRange(layer, layer + 1)), mlp_layers=frozenset((layer,)))
     return replace(alone, has_ends=False, has_sinks=False)
-
-
-def load_cpu_experts(
-    files: Sequence[Path],
-    parts: Mapping[int, ModelConfig],
-    dtype: str,
-    packing: Packing,
-    device: torch.device,
-    most_tokens: int,
-) -> dict[int, CpuExperts]:
-    """`parts`: see `experts_alone`. Raises StartupError."""
-    found: dict[int, CpuExperts] = {}
-    for layer, part in parts.items():
-        parameters = load_parameters(files, part, dtype, packing)
-        if not found:
-            shape = most_tokens, part.hidden_size
-            memory = [pinned(torch.zeros(shape), device) for _ in range(2)]
-            cache = PagedCache(part, 1, 1, "float32", 1)  # where no layer attends, it stays empty
-        found[layer] = CpuExperts(KernelDecoder(part, parameters, cache, 1), *memory)
-    return found
 
 
 def _of_best_groups(preferences: Tensor, groups: ExpertGroups) -> Tensor:

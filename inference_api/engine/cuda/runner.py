@@ -9,17 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.cuda.decoder import NO_EXPERTS, PROMPT_SIZES, Decoder
 from inference_api.engine.cuda.draws import plan_of
-from inference_api.engine.cuda.graphs import SPARE_BYTES, capturing
+from inference_api.engine.cuda.graphs import SPARE_BYTES, capturing, pinned
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.medusa import TorchMedusaHeads
-from inference_api.engine.cuda.mlp import (
-    CpuExperts,
-    experts_alone,
-    load_cpu_experts,
-    without_experts,
-)
+from inference_api.engine.cuda.mlp import CpuExperts, experts_alone, without_experts
 from inference_api.engine.cuda.ops import Operations
 from inference_api.engine.cuda.parameters import TorchParameters, load_torch_parameters
 from inference_api.engine.cuda.part_decoder import PartDecoder
@@ -27,6 +23,7 @@ from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.sampler import sample
 from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.engine.local_runner import LocalRunner
+from inference_api.engine.paged_cache import PagedCache
 from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels
@@ -35,7 +32,7 @@ from inference_api.loading.config import PAGE_TOKENS, num_pages
 from inference_api.loading.memory import Footprint, memory_faults, weights_size
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.settling import expert_layers, kernel_faults, weight_bits
-from inference_api.loading.weights import Packing
+from inference_api.loading.weights import Packing, load_parameters
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn, Hidden, PageLayout, RowStep, RunnerFacts
 
@@ -127,8 +124,14 @@ class CudaRunner(LocalRunner):
             raise StartupError(faults)
         logger.info("the CPU has the experts of %d layers: %d bytes", len(parts), num_bytes)
         packing = Packing(Kernels(hardware.physical_cores()), bits)
-        where = (self._device, max(PROMPT_SIZES))
-        return load_cpu_experts(self.files, parts, dtype, packing, *where)
+        shape = max(PROMPT_SIZES), self._config.hidden_size
+        memory = [pinned(torch.zeros(shape), self._device) for _ in range(2)]
+        found: dict[int, CpuExperts] = {}
+        for layer, part in parts.items():
+            parameters = load_parameters(self.files, part, dtype, packing)
+            cache = PagedCache(part, 1, 1, "float32", 1)  # where no layer attends, it stays empty
+            found[layer] = CpuExperts(KernelDecoder(part, parameters, cache, 1), *memory)
+        return found
 
     @property
     def _dtype(self) -> torch.dtype:
