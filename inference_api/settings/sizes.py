@@ -18,15 +18,13 @@ def bytes_of(value: object) -> object:
     return int(float(size[1]) * UNIT_BYTES[size[2]])
 
 
-def bytes_or_none(value: object) -> object:
-    return None if value == "auto" else bytes_of(value)
-
-
 Bytes = Annotated[int, Field(ge=2**10, le=2**50)]
 Size = Annotated[Bytes, BeforeValidator(bytes_of)]
 Count = Annotated[int, Field(ge=0, le=1024)]
 CountOrAuto = Annotated[
     Count | None, BeforeValidator(lambda value: None if value == "auto" else value)
 ]
-SizeOrAuto = Annotated[Bytes | None, BeforeValidator(bytes_or_none)]
+SizeOrAuto = Annotated[
+    Bytes | None, BeforeValidator(lambda value: None if value == "auto" else bytes_of(value))
+]
 """None stands for auto."""

@@ -124,7 +124,7 @@ class ChatPrompts:
             dialect,
             thought=thought_of(text),
             words=frozenset(re.findall(r"\w+", text or "")),
-            named_roles=_named_roles(self._render),
+            named_roles=frozenset(r for r in SPEAKERS if _writes_name(self._render, r)),
         )
 
     def encode(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
@@ -171,12 +171,8 @@ class ChatPrompts:
         return [self._hide(child) for child in value] if isinstance(value, list) else value
 
 
-def _named_roles(render: Template) -> frozenset[str]:
-    """Returns the roles of messages whose names the template writes."""
-    return frozenset(role for role in SPEAKERS if _writes_name(render, role))
-
-
 def _writes_name(render: Template, role: str) -> bool:
+    """Returns whether the template writes the names of this role's messages."""
     before = [{"role": "user", "content": "a"}] if role == "assistant" else []
     after = [{"role": "user", "content": "a"}] if role != "user" else []
     turn = {"role": role, "content": "a"}

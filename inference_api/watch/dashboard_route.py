@@ -137,20 +137,15 @@ def _add_page(blueprint: Blueprint, backend: DecodeBackend, page: Page) -> None:
     def asset(version: str, name: str) -> Response:
         if version != page.version or name not in page.files:
             raise NotFound
-        return _asset(page, name)
+        content_type = f"{mimetypes.guess_type(name)[0]}; charset=utf-8"
+        response = Response(page.files[name], content_type=content_type)
+        response.headers.update({**SECURITY_HEADERS, "Cache-Control": IMMUTABLE})
+        return response
 
 
 def _fresh(answer: Any) -> Response:
     response = jsonify(answer)
     response.headers["Cache-Control"] = "no-store"
-    return response
-
-
-def _asset(page: Page, name: str) -> Response:
-    content_type = f"{mimetypes.guess_type(name)[0]}; charset=utf-8"
-    response = Response(page.files[name], content_type=content_type)
-    response.headers.update(SECURITY_HEADERS)
-    response.headers["Cache-Control"] = IMMUTABLE
     return response
 
 
@@ -161,8 +156,7 @@ def _wants_html() -> bool:
 
 def _index(page: Page) -> Response:
     response = Response(page.index, content_type="text/html; charset=utf-8")
-    response.headers.update(SECURITY_HEADERS)
-    response.headers["Cache-Control"] = "no-cache"
+    response.headers.update({**SECURITY_HEADERS, "Cache-Control": "no-cache"})
     response.add_etag()
     response.make_conditional(request)
     return response
