@@ -10,7 +10,7 @@ from flask import Blueprint, Flask
 from common.disconnects import DisconnectWatcher
 from common.web_pages import PageRules, register_page_check
 from inference_api.apis import embeddings, models, tokenize
-from inference_api.apis.answering import Chats
+from inference_api.apis.answering import Answering
 from inference_api.apis.anthropic import route as messages
 from inference_api.apis.choosing import ModelChoice
 from inference_api.apis.native import route as generate
@@ -146,14 +146,13 @@ def _dashboard(
 
 def _inference_routes(generations: Generations) -> Iterator[Blueprint]:
     backend = generations.backend
-    choice = ModelChoice(_router(backend.settings), backend)
-    chats = Chats(generations, choice)
-    yield generate.create_blueprint(generations, choice)
-    yield openai.create_blueprint(generations, choice, chats)
+    answering = Answering(generations, ModelChoice(_router(backend.settings), backend))
+    yield generate.create_blueprint(answering)
+    yield openai.create_blueprint(answering)
     yield models.create_blueprint(backend)
-    yield responses.create_blueprint(chats)
-    yield messages.create_blueprint(chats)
-    yield embeddings.create_blueprint(generations, choice)
+    yield responses.create_blueprint(answering)
+    yield messages.create_blueprint(answering)
+    yield embeddings.create_blueprint(answering)
     yield tokenize.create_blueprint(backend)
 
 

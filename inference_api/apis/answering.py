@@ -29,38 +29,6 @@ class Writer(Protocol):
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]: ...
 
 
-class Chats:
-    """Immutable; any request thread."""
-
-    def __init__(self, generations: Generations, choice: ModelChoice) -> None:
-        self._generations = generations
-        self._choice = choice
-
-    def respond(
-        self, chat: Chat, writer_of: Callable[[Chosen, Tokenizer], Writer], streams: bool
-    ) -> Response:
-        """Returns the response. `writer_of` makes the writer, once the model is chosen."""
-        chosen, model = self.model_of(chat)
-        leave_aside(chat.unread_by(model.tokenizer.dialect))
-
-        def requests(model: ServedModel) -> Requests:
-            prompt = model.prompt_encoder.encode_chat(chat.turns, chat.extras)
-            each = [chat_params(params, chat.use, model.tokenizer) for params in chat.params]
-            return [(prompt, params) for params in each]
-
-        with begun(self._generations, chosen, requests, chat.prompt_field) as it:
-            prompt = it.generations[0].prompt_tokens
-            answers = [
-                ChatAnswer(each, answer_reader(model.tokenizer, chat.use, prompt, chat.turns))
-                for each in it.generations
-            ]
-            return it.respond(writer_of(chosen, model.tokenizer), answers, len(prompt), streams)
-
-    def model_of(self, chat: Chat) -> tuple[Chosen, ServedModel]:
-        """Raises UnknownModel, NotReady, Draining and BackendFailed."""
-        return self._choice.served(chat.model, chat.user_texts)
-
-
 @dataclass(frozen=True, slots=True)
 class Begun:
     """The generations of one response, which have begun, and its headers."""
@@ -94,23 +62,51 @@ class Begun:
         return response
 
 
-@contextmanager
-def begun(
-    generations: Generations,
-    chosen: Chosen,
-    requests: Callable[[ServedModel], Requests],
-    field: str,
-) -> Iterator[Begun]:
-    """Begins generations, and closes them unless a streamed response does. `requests` encodes
-    prompts, once the call is admitted; `field` is what a refusal for their length names. Raises
-    HearthError."""
-    admission = generations.admitted(chosen.name, caller_of_request())
-    with ExitStack() as closing:
-        with admission as admitted, prompt_is_called(field):
-            running = generations.begin(admitted, requests(admitted.model))
-        for each in running:
-            closing.callback(each.close)
-        yield Begun(running, chosen.headers, closing)
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Has calls answered. Immutable; any request thread."""
+
+    generations: Generations
+    choice: ModelChoice
+
+    def respond(
+        self, chat: Chat, writer_of: Callable[[Chosen, Tokenizer], Writer], streams: bool
+    ) -> Response:
+        """Returns the answers to a chat. `writer_of` makes the writer, once the model is chosen."""
+        chosen, model = self.model_of(chat)
+        leave_aside(chat.unread_by(model.tokenizer.dialect))
+
+        def requests(model: ServedModel) -> Requests:
+            prompt = model.prompt_encoder.encode_chat(chat.turns, chat.extras)
+            each = [chat_params(params, chat.use, model.tokenizer) for params in chat.params]
+            return [(prompt, params) for params in each]
+
+        with self.begun(chosen, requests, chat.prompt_field) as it:
+            prompt = it.generations[0].prompt_tokens
+            answers = [
+                ChatAnswer(each, answer_reader(model.tokenizer, chat.use, prompt, chat.turns))
+                for each in it.generations
+            ]
+            return it.respond(writer_of(chosen, model.tokenizer), answers, len(prompt), streams)
+
+    def model_of(self, chat: Chat) -> tuple[Chosen, ServedModel]:
+        """Raises UnknownModel, NotReady, Draining and BackendFailed."""
+        return self.choice.served(chat.model, chat.user_texts)
+
+    @contextmanager
+    def begun(
+        self, chosen: Chosen, requests: Callable[[ServedModel], Requests], field: str
+    ) -> Iterator[Begun]:
+        """Begins generations, and closes them unless a streamed response does. `requests` encodes
+        prompts, once the call is admitted; `field` is what a refusal for their length names. Raises
+        HearthError."""
+        admission = self.generations.admitted(chosen.name, caller_of_request())
+        with ExitStack() as closing:
+            with admission as admitted, prompt_is_called(field):
+                running = self.generations.begin(admitted, requests(admitted.model))
+            for each in running:
+                closing.callback(each.close)
+            yield Begun(running, chosen.headers, closing)
 
 
 @contextmanager

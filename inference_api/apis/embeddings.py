@@ -9,8 +9,7 @@ from flask import Blueprint, Response
 from pydantic import Field, Tag
 
 from common.operations import operation
-from inference_api.apis.answering import begun, encoded
-from inference_api.apis.choosing import ModelChoice
+from inference_api.apis.answering import Answering, encoded
 from inference_api.apis.openai.bodies import (
     BY_FORM_OF_PROMPT,
     MAX_PRIORITY,
@@ -20,7 +19,7 @@ from inference_api.apis.openai.bodies import (
     prompts_of,
 )
 from inference_api.apis.openai.field_kinds import UNSERVED_OF_EMBEDDINGS
-from inference_api.core.generations import Generations, Requests, TextGeneration
+from inference_api.core.generations import Requests, TextGeneration
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams, Pooling, SamplingParams
@@ -103,7 +102,7 @@ class Embeddings(WireDict):
     usage: EmbeddingsUsage
 
 
-def create_blueprint(generations: Generations, choice: ModelChoice) -> Blueprint:
+def create_blueprint(answering: Answering) -> Blueprint:
     blueprint = Blueprint("embeddings", __name__)
 
     @blueprint.post("/v1/embeddings")
@@ -116,7 +115,7 @@ def create_blueprint(generations: Generations, choice: ModelChoice) -> Blueprint
         body = read(EmbeddingsBody)
         inputs = body.inputs()
         texts = [each for each in inputs[:1] if isinstance(each, str)]
-        chosen, model = choice.served(body.model, texts)
+        chosen, model = answering.choice.served(body.model, texts)
         check_dimensions(body.dimensions, model)
         check_numbers(body, len(inputs) * (body.dimensions or model.hidden_size))
         params = body.params()
@@ -124,7 +123,7 @@ def create_blueprint(generations: Generations, choice: ModelChoice) -> Blueprint
         def requests(model: ServedModel) -> Requests:
             return [(encoded(each, model, "input"), params) for each in inputs]
 
-        with begun(generations, chosen, requests, "input") as it:
+        with answering.begun(chosen, requests, "input") as it:
             return it.whole(_answer(body, chosen.shown, it.generations))
 
     return blueprint

@@ -4,14 +4,14 @@ from flask import Blueprint, Response, g, jsonify
 
 from common.errors import Error, MessagesError, error_body
 from common.operations import operation
-from inference_api.apis.answering import Chats, prompt_is_called
+from inference_api.apis.answering import Answering, prompt_is_called
 from inference_api.apis.anthropic.answer import MessageAnswer, MessageWriter, TokenCount
 from inference_api.apis.anthropic.body import CountBody, MessagesBody
 from inference_api.web.caller import read
 from inference_api.web.errors import REFUSALS, ROW_REFUSALS
 
 
-def create_blueprint(chats: Chats) -> Blueprint:
+def create_blueprint(answering: Answering) -> Blueprint:
     blueprint = Blueprint("messages", __name__)
 
     @blueprint.post("/v1/messages")
@@ -22,7 +22,7 @@ def create_blueprint(chats: Chats) -> Blueprint:
     )
     def messages() -> Response:
         body = read(MessagesBody)
-        return chats.respond(
+        return answering.respond(
             body.chat(),
             lambda chosen, _: MessageWriter(g.request_id, chosen.shown),
             bool(body.stream),
@@ -36,7 +36,7 @@ def create_blueprint(chats: Chats) -> Blueprint:
     )
     def count_tokens() -> Response:
         chat = read(CountBody).chat()
-        _, model = chats.model_of(chat)
+        _, model = answering.model_of(chat)
         with prompt_is_called(chat.prompt_field):
             token_ids = model.prompt_encoder.encode_chat(chat.turns, chat.extras)
         return jsonify(TokenCount(input_tokens=len(token_ids)))

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from flask import Blueprint, Response
 
 from common.operations import operation
-from inference_api.apis.answering import begun
-from inference_api.apis.choosing import ModelChoice
+from inference_api.apis.answering import Answering
 from inference_api.apis.events import EVENT_STREAM
 from inference_api.apis.native.body import NativeBody, StrictNativeBody, parse_native_body
-from inference_api.core.generations import Generations, Prompt, Requests, TextGeneration
+from inference_api.core.generations import Prompt, Requests, TextGeneration
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import HearthError
 from inference_api.settings import Settings
@@ -28,26 +27,26 @@ Write = Callable[[NativeBody, TextGeneration], Iterator[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
+class _Native:
     """What the routes share."""
 
-    generations: Generations
-    choice: ModelChoice
+    answering: Answering
 
     @property
     def settings(self) -> Settings:
-        return self.generations.backend.settings
+        return self.answering.generations.backend.settings
 
     def answer(self, model: str, encode: Encode, write: Write, content_type: str) -> Response:
-        self.choice.check(model)
+        choice = self.answering.choice
+        choice.check(model)
         is_strict = self.settings.has_strict_bounds(model)
         body = read(StrictNativeBody if is_strict else NativeBody, parse_native_body)
-        chosen, params = self.choice.choose(model, [body.text]), body.params()
+        chosen, params = choice.choose(model, [body.text]), body.params()
 
         def requests(served: ServedModel) -> Requests:
             return [(encode(served, body.text), params)]
 
-        with begun(self.generations, chosen, requests, "text") as it:
+        with self.answering.begun(chosen, requests, "text") as it:
             [generation] = it.generations
             num_tokens, chunks = len(generation.prompt_tokens), write(body, generation)
             return it.streamed(chunks, content_type, num_tokens)
@@ -61,9 +60,8 @@ class Answering:
             yield self.settings.stream_end_marker.encode()
 
 
-def create_blueprint(generations: Generations, choice: ModelChoice) -> Blueprint:
-    blueprint = Blueprint("generate", __name__)
-    answering = Answering(generations, choice)
+def create_blueprint(answering: Answering) -> Blueprint:
+    blueprint, native = Blueprint("generate", __name__), _Native(answering)
 
     # The rule has no `defaults`: with them, Werkzeug redirects requests that name the default.
     @blueprint.post("/inference")
@@ -73,8 +71,8 @@ def create_blueprint(generations: Generations, choice: ModelChoice) -> Blueprint
         {200: "text/plain", **ROW_REFUSALS},
         NativeBody,
     )
-    def infer(model: str = answering.settings.default_model.name) -> Response:
-        return answering.answer(model, _plain, answering.raw_text, RAW_TEXT)
+    def infer(model: str = native.settings.default_model.name) -> Response:
+        return native.answer(model, _plain, native.raw_text, RAW_TEXT)
 
     @blueprint.post("/predictions/<path:model>")
     @operation(
@@ -83,7 +81,7 @@ def create_blueprint(generations: Generations, choice: ModelChoice) -> Blueprint
         NativeBody,
     )
     def predict(model: str) -> Response:
-        return answering.answer(model, _turn, answering.raw_text, RAW_TEXT)
+        return native.answer(model, _turn, native.raw_text, RAW_TEXT)
 
     @blueprint.post("/chat/<path:model>")
     @operation(
@@ -92,7 +90,7 @@ def create_blueprint(generations: Generations, choice: ModelChoice) -> Blueprint
         NativeBody,
     )
     def chat(model: str) -> Response:
-        return answering.answer(model, _turn, _chat_events, EVENT_STREAM)
+        return native.answer(model, _turn, _chat_events, EVENT_STREAM)
 
     return blueprint
 

@@ -8,19 +8,18 @@ import time
 from flask import Blueprint, Response, g
 
 from common.operations import operation
-from inference_api.apis.answering import Chats, begun, encoded
+from inference_api.apis.answering import Answering, encoded
 from inference_api.apis.chat import ChatAnswer, plain_reader
-from inference_api.apis.choosing import ModelChoice
 from inference_api.apis.openai.bodies import ChatBody, CompletionBody
 from inference_api.apis.openai.choices import ChoicesWriter
 from inference_api.apis.openai.wire import ChatCompletion, Completion
-from inference_api.core.generations import Generations, Requests
+from inference_api.core.generations import Requests
 from inference_api.core.served_model import ServedModel
 from inference_api.web.caller import read
 from inference_api.web.errors import ROW_REFUSALS
 
 
-def create_blueprint(generations: Generations, choice: ModelChoice, chats: Chats) -> Blueprint:
+def create_blueprint(answering: Answering) -> Blueprint:
     blueprint = Blueprint("openai", __name__)
 
     @blueprint.post("/v1/chat/completions")
@@ -32,7 +31,7 @@ def create_blueprint(generations: Generations, choice: ModelChoice, chats: Chats
     def chat_completions() -> Response:
         body = read(ChatBody)
         identity = g.request_id, int(time.time())
-        return chats.respond(
+        return answering.respond(
             body.chat(),
             lambda chosen, tokenizer: ChoicesWriter(body, tokenizer, chosen, *identity),
             bool(body.stream),
@@ -48,14 +47,14 @@ def create_blueprint(generations: Generations, choice: ModelChoice, chats: Chats
         body = read(CompletionBody)
         prompts, params = body.prompts(), body.params()
         texts = [each for each in prompts[:1] if isinstance(each, str)]
-        chosen, model = choice.served(body.model, texts)
+        chosen, model = answering.choice.served(body.model, texts)
         writer = ChoicesWriter(body, model.tokenizer, chosen, g.request_id, int(time.time()))
 
         def requests(model: ServedModel) -> Requests:
             token_ids = [encoded(prompt, model, "prompt") for prompt in prompts]
             return [(prompt, each) for prompt in token_ids for each in params]
 
-        with begun(generations, chosen, requests, "prompt") as it:
+        with answering.begun(chosen, requests, "prompt") as it:
             answers = [ChatAnswer(generation, plain_reader()) for generation in it.generations]
             num_tokens = sum(len(each.prompt_tokens) for each in it.generations[:: len(params)])
             return it.respond(writer, answers, num_tokens, bool(body.stream))

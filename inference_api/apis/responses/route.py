@@ -5,14 +5,14 @@ import time
 from flask import Blueprint, Response, g
 
 from common.operations import operation
-from inference_api.apis.answering import Chats
+from inference_api.apis.answering import Answering
 from inference_api.apis.responses.answer import ResponseAnswer, ResponseWriter
 from inference_api.apis.responses.body import ResponsesBody
 from inference_api.web.caller import read
 from inference_api.web.errors import ROW_REFUSALS
 
 
-def create_blueprint(chats: Chats) -> Blueprint:
+def create_blueprint(answering: Answering) -> Blueprint:
     blueprint = Blueprint("responses", __name__)
 
     @blueprint.post("/v1/responses")
@@ -24,7 +24,7 @@ def create_blueprint(chats: Chats) -> Blueprint:
     def responses() -> Response:
         body = read(ResponsesBody)
         response_id, created_at = f"resp_{g.request_id}", int(time.time())
-        return chats.respond(
+        return answering.respond(
             body.chat(),
             lambda chosen, _: ResponseWriter(response_id, chosen.shown, created_at, body),
             bool(body.stream),
