@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as NoAnswer
-from dataclasses import dataclass
 from threading import Lock
 
 from flask import Blueprint, Response, jsonify, request
@@ -42,51 +41,49 @@ class ValidateBody(Body):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Bundle:
-    """What routes show of the bundle, and ask of its members. Any request thread."""
+def _state(backend: DecodeBackend) -> BundleState:
+    """Raises what `_residents` raises."""
+    _residents(backend)
+    state = bundle_state(backend)
+    assert state is not None
+    return state
 
-    backend: DecodeBackend
 
-    def state(self) -> BundleState:
-        """Raises what `_residents` raises."""
-        self._residents()
-        state = bundle_state(self.backend)
-        assert state is not None
-        return state
+def _member(backend: DecodeBackend, name: str) -> ExpertState:
+    return next(each for each in _state(backend)["experts"] if each["name"] == name)
 
-    def member(self, name: str) -> ExpertState:
-        return next(each for each in self.state()["experts"] if each["name"] == name)
 
-    def ask(self, name: str, question: Callable[[Residency, float], Answer]) -> Answer:
-        """Has the decode thread answer a question about a member. Raises what it raises, NoBundle,
-        UnknownModel, and the errors that a new request would get."""
-        residents = self._residents()
-        names = list(residents.snapshot.members)
-        if name not in names:
-            raise UnknownModel(name, names)
-        self.backend.check_admission()
-        try:
-            return residents.ask(question)
-        except NoAnswer:
-            raise Unavailable(
-                "The decode thread is busy with a long step; try again later.", BUSY_RETRY_AFTER_S
-            ) from None
+def _ask(
+    backend: DecodeBackend, name: str, question: Callable[[Residency, float], Answer]
+) -> Answer:
+    """Has the decode thread answer a question about a member. Raises what it raises, NoBundle,
+    UnknownModel, and the errors that a new request would get."""
+    residents = _residents(backend)
+    names = list(residents.snapshot.members)
+    if name not in names:
+        raise UnknownModel(name, names)
+    backend.check_admission()
+    try:
+        return residents.ask(question)
+    except NoAnswer:
+        raise Unavailable(
+            "The decode thread is busy with a long step; try again later.", BUSY_RETRY_AFTER_S
+        ) from None
 
-    def _residents(self) -> BundleResidents:
-        """Raises NoBundle, and NotReady before the members are known."""
-        if self.backend.settings.bundle is None:
-            raise NoBundle
-        residents = bundle_of(self.backend)
-        if residents is None:
-            self.backend.check_admission()
-            raise NoBundle(is_mock=True)
-        return residents
+
+def _residents(backend: DecodeBackend) -> BundleResidents:
+    """Raises NoBundle, and NotReady before the members are known."""
+    if backend.settings.bundle is None:
+        raise NoBundle
+    residents = bundle_of(backend)
+    if residents is None:
+        backend.check_admission()
+        raise NoBundle(is_mock=True)
+    return residents
 
 
 def create_blueprint(backend: DecodeBackend) -> Blueprint:
     blueprint = Blueprint("bundle", __name__)
-    bundle = _Bundle(backend)
     checking = Lock()  # one check at a time: parsing large tokenizers holds the interpreter
 
     @blueprint.get("/bundle")
@@ -96,7 +93,7 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
     )
     def state() -> Response:
         """Answers also while members load at start, and while the server drains."""
-        return jsonify(bundle.state())
+        return jsonify(_state(backend))
 
     @blueprint.post("/bundle/load/<path:name>")
     @operation(
@@ -105,8 +102,8 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
     )
     def load(name: str) -> tuple[Response, int]:
         """Idempotent."""
-        is_there = bundle.ask(name, lambda residency, now_s: residency.ask_load(name, now_s))
-        return jsonify(bundle.member(name)), 200 if is_there else 202
+        is_there = _ask(backend, name, lambda residency, now_s: residency.ask_load(name, now_s))
+        return jsonify(_member(backend, name)), 200 if is_there else 202
 
     @blueprint.post("/bundle/unload/<path:name>")
     @operation(
@@ -117,8 +114,8 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
     def unload(name: str) -> tuple[Response, int]:
         """Idempotent. Requests that wait for the member cause it to be loaded again."""
         mode = _unload_mode()
-        bundle.ask(name, lambda residency, now_s: residency.ask_unload(name, mode, now_s))
-        return jsonify(bundle.member(name)), 202
+        _ask(backend, name, lambda residency, now_s: residency.ask_unload(name, mode, now_s))
+        return jsonify(_member(backend, name)), 202
 
     @blueprint.post("/bundle/validate")
     @operation(
