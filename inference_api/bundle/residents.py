@@ -12,15 +12,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
+from inference_api.bundle import loader
 from inference_api.bundle.check import check_bundle
-from inference_api.bundle.loader import (
-    Loaded,
-    LoaderEvent,
-    LoadFailed,
-    MemberLoader,
-    Packing,
-    Unloaded,
-)
 from inference_api.bundle.members import (
     Effect,
     EndRows,
@@ -77,7 +70,7 @@ class BundleResidents(Residents):
         self._input_queue = input_queue
         self._members = members
         self._failed: dict[str, Stamp] = {}  # stamps of files that failed to load
-        self._loader = MemberLoader(members, input_queue.wake)
+        self._loader = loader.MemberLoader(members, input_queue.wake)
         self._asked: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
 
     # --- any thread -----------------------------------------------------------------------
@@ -158,19 +151,19 @@ class BundleResidents(Residents):
                 return model
         return None
 
-    def _hear(self, event: LoaderEvent, now_s: float) -> None:
+    def _hear(self, event: loader.LoaderEvent, now_s: float) -> None:
         match event:
-            case Packing(name):
+            case loader.Packing(name):
                 self._residency.packing(name)
-            case Loaded(name, model):
+            case loader.Loaded(name, model):
                 self.models = {**self.models, name: model}
                 if not model.runner.layout.is_bound:  # else all rows have memory
                     self._share_pages(name, model)
                 self._residency.loaded(name, now_s)
-            case LoadFailed(name, reason, failure, stamp):
+            case loader.LoadFailed(name, reason, failure, stamp):
                 self._failed[name] = stamp
                 self._residency.load_failed(name, reason, now_s, failure)
-            case Unloaded(name):
+            case loader.Unloaded(name):
                 self._residency.unloaded(name, now_s)
 
     def _share_pages(self, name: str, model: LoadedModel) -> None:

@@ -7,12 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Discriminator, Field, Tag
 
 from inference_api.apis.chat import Chat
-from inference_api.apis.openai.field_kinds import (
-    ADVISORY,
-    UNSERVED,
-    UNSERVED_OF_CHAT,
-    UNSERVED_TOOLS,
-)
+from inference_api.apis.openai import field_kinds
 from inference_api.apis.openai.formats import Constrained
 from inference_api.apis.openai.messages import Messages, turns_of
 from inference_api.apis.openai.tools import ConversationFields, check_open
@@ -93,8 +88,8 @@ def prompts_of(prompt: Prompt) -> list[str | list[int]]:
 
 
 class RequestBody(Body):
-    advisory: ClassVar[frozenset[str]] = ADVISORY
-    unserved: ClassVar[Unserved] = UNSERVED
+    advisory: ClassVar[frozenset[str]] = field_kinds.ADVISORY
+    unserved: ClassVar[Unserved] = field_kinds.UNSERVED
 
 
 class StreamOptions(Body):
@@ -204,8 +199,8 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
 
 class CompletionBody(GenerationBody):
     unserved: ClassVar[Unserved] = {
-        **UNSERVED,
-        **UNSERVED_TOOLS,
+        **field_kinds.UNSERVED,
+        **field_kinds.UNSERVED_TOOLS,
         "add_special_tokens": (True,),
         "prompt_embeds": (),
     }
@@ -258,8 +253,8 @@ class CompletionBody(GenerationBody):
 
 class ChatBody(ConversationFields, GenerationBody):
     unserved: ClassVar[Unserved] = {
-        **UNSERVED,
-        **UNSERVED_OF_CHAT,
+        **field_kinds.UNSERVED,
+        **field_kinds.UNSERVED_OF_CHAT,
         "add_special_tokens": (False,),
         "echo": (False,),
     }

@@ -8,21 +8,14 @@ from pydantic import ConfigDict, Field
 
 from inference_api.errors import InvalidRequest
 from inference_api.request import ConstraintSpec
-from inference_api.web.constraints import (
-    Choices,
-    ClientGrammar,
-    Regex,
-    Schema,
-    SchemaOrText,
-    schema_constraint,
-)
+from inference_api.web import constraints
 from inference_api.web.fields import Body, Unserved, fault
 
 
 class JsonSchema(Body):
     name: str | None = None
     description: str | None = None
-    schema_: Schema = Field(alias="schema")
+    schema_: constraints.Schema = Field(alias="schema")
     strict: bool | None = None
 
 
@@ -32,7 +25,7 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: Schema | None = Field(None, alias="schema")
+    schema_: constraints.Schema | None = Field(None, alias="schema")
 
     def check(self) -> None:
         if self.type == "json_schema" and self.json_schema is None:
@@ -45,7 +38,7 @@ class ResponseFormat(Body):
             return None
         schema = {"type": "object"} if self.schema_ is None else self.schema_
         schema = schema if self.json_schema is None else self.json_schema.schema_
-        return schema_constraint("response_format", schema)
+        return constraints.schema_constraint("response_format", schema)
 
 
 class StructuredOutputs(Body):
@@ -61,10 +54,10 @@ class StructuredOutputs(Body):
         "structural_tag": (),
     }
 
-    json_: SchemaOrText | None = Field(None, alias="json")
-    regex: Regex | None = None
-    choice: Choices | None = None
-    grammar: ClientGrammar | None = None
+    json_: constraints.SchemaOrText | None = Field(None, alias="json")
+    regex: constraints.Regex | None = None
+    choice: constraints.Choices | None = None
+    grammar: constraints.ClientGrammar | None = None
 
     def check(self) -> None:
         parts = (self.json_, self.regex, self.choice, self.grammar)
@@ -82,7 +75,7 @@ class StructuredOutputs(Body):
             return ConstraintSpec(field, "choice", json.dumps(self.choice))
         if self.grammar is not None:
             return ConstraintSpec(field, "grammar", self.grammar)
-        return schema_constraint(field, self.json_ or {})
+        return constraints.schema_constraint(field, self.json_ or {})
 
 
 class Constrained(Body):
@@ -90,10 +83,10 @@ class Constrained(Body):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: SchemaOrText | None = None
-    guided_regex: Regex | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: ClientGrammar | None = None
+    guided_json: constraints.SchemaOrText | None = None
+    guided_regex: constraints.Regex | None = None
+    guided_choice: constraints.Choices | None = None
+    guided_grammar: constraints.ClientGrammar | None = None
 
     def constraint(self) -> ConstraintSpec | None:
         """Raises InvalidRequest if several are given."""

@@ -9,18 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from inference_api.apis.openai.wire import (
-    ChatLogprob,
-    ChatLogprobs,
-    CompletionLogprobs,
-    PromptLogprob,
-    PromptLogprobs,
-    ScoredText,
-)
+from inference_api.apis.openai import wire
 from inference_api.request import ScoredToken
 from inference_api.text.tokens import TextStream, Tokenizer
 
-LogprobsAnswer = CompletionLogprobs | ChatLogprobs
+LogprobsAnswer = wire.CompletionLogprobs | wire.ChatLogprobs
 
 
 def text_and_bytes(tokenizer: Tokenizer, token_id: int) -> tuple[str, bytes]:
@@ -37,10 +30,10 @@ def first_of(tokens: Sequence[ScoredToken], num_top: int) -> list[ScoredToken]:
     ]
 
 
-def prompt_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> PromptLogprobs:
+def prompt_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> wire.PromptLogprobs:
     """Returns the log probabilities of a prompt and the likeliest tokens in vLLM's format."""
     known = cache(partial(text_and_bytes, tokenizer))
-    shown: PromptLogprobs = []
+    shown: wire.PromptLogprobs = []
     for token_id, found in tokens:
         if found is None:
             shown.append(None)
@@ -49,7 +42,9 @@ def prompt_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> Prom
         best = [(rank, id_, logprob) for rank, (id_, logprob) in enumerate(found.top, 1)]
         shown.append(
             {
-                str(id_): PromptLogprob(logprob=logprob, rank=rank, decoded_token=known(id_)[0])
+                str(id_): wire.PromptLogprob(
+                    logprob=logprob, rank=rank, decoded_token=known(id_)[0]
+                )
                 for rank, id_, logprob in [own, *(each for each in best if each[1] != token_id)]
             }
         )
@@ -117,8 +112,8 @@ class Logprobs:
 
     def _of_completion(
         self, tokens: Sequence[ScoredToken], offsets: list[int]
-    ) -> CompletionLogprobs:
-        return CompletionLogprobs(
+    ) -> wire.CompletionLogprobs:
+        return wire.CompletionLogprobs(
             tokens=[self._text_and_bytes(token.token_id)[0] for token in tokens],
             token_logprobs=[token.logprobs.logprob if token.logprobs else None for token in tokens],
             top_logprobs=[self._likeliest(token) for token in tokens],
@@ -133,14 +128,14 @@ class Logprobs:
         pairs = [(token.token_id, token.logprobs.logprob), *reversed(token.logprobs.top)]
         return {self._text_and_bytes(token_id)[0]: logprob for token_id, logprob in pairs}
 
-    def _of_chat(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs:
-        content: list[ChatLogprob] = []
+    def _of_chat(self, tokens: Sequence[ScoredToken]) -> wire.ChatLogprobs:
+        content: list[wire.ChatLogprob] = []
         for token_id, logprobs in tokens:
             assert logprobs is not None, "an answer's tokens have their log probabilities"
             top = [self._entry(*each) for each in logprobs.top]
             content.append({**self._entry(token_id, logprobs.logprob), "top_logprobs": top})
-        return ChatLogprobs(content=content, refusal=None)
+        return wire.ChatLogprobs(content=content, refusal=None)
 
-    def _entry(self, token_id: int, logprob: float) -> ScoredText:
+    def _entry(self, token_id: int, logprob: float) -> wire.ScoredText:
         text, own = self._text_and_bytes(token_id)
-        return ScoredText(token=text, logprob=logprob, bytes=list(own) or None)
+        return wire.ScoredText(token=text, logprob=logprob, bytes=list(own) or None)

@@ -17,14 +17,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
+from inference_api.engine.cuda import graphs
 from inference_api.engine.cuda.draws import DRAWS, Plan, lines_of
-from inference_api.engine.cuda.graphs import (
-    Capture,
-    FixedStep,
-    LengthForward,
-    step_lengths,
-    token_sizes,
-)
 from inference_api.engine.cuda.inputs import Lines, absent, prompt_inputs, token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.latent import LatentOut, latent_qkv
@@ -109,7 +103,7 @@ class Decoder:
         if parameters.panels and ops.is_of_any_size and config.mixture is None:
             self._num_tokens, self._num_given = MOST_MULTIPLIED, 0
         most = self._num_tokens
-        self._sizes = token_sizes(most) if ops.is_of_any_size else [most]
+        self._sizes = graphs.token_sizes(most) if ops.is_of_any_size else [most]
         self._ops, self._like = ops, cache.entries
         parameters = replace(parameters, multiply=ops.multiply)
         if config.has_ends:
@@ -129,7 +123,7 @@ class Decoder:
         self._final_norm = _affine(parameters, "final_norm")
         sizes = (config.vocab_size,), (config.hidden_size,), ()
         self._nothing = [torch.empty(0, *size, device=self._like.device) for size in sizes]
-        self.prepare(step_lengths(cache.max_seq_len))
+        self.prepare(graphs.step_lengths(cache.max_seq_len))
 
     def prepare(self, lengths: Sequence[int]) -> None:
         """Have steps that read the cache up to each of `lengths`, which ascend: the last holds the
@@ -147,17 +141,17 @@ class Decoder:
         }
 
     def _step(
-        self, forward: LengthForward, num_lines: int, num_tokens: int, lengths: Sequence[int]
-    ) -> FixedStep:
+        self, forward: graphs.LengthForward, num_lines: int, num_tokens: int, lengths: Sequence[int]
+    ) -> graphs.FixedStep:
         inputs = absent(num_lines, num_tokens, self._spare_slot)
         draws = DRAWS if num_lines == STEP_LINES else ()
-        return FixedStep(forward, inputs, lengths, self._like.device, draws)
+        return graphs.FixedStep(forward, inputs, lengths, self._like.device, draws)
 
     @property
-    def _steps(self) -> Sequence[FixedStep]:
+    def _steps(self) -> Sequence[graphs.FixedStep]:
         return [*self._of_tokens, *self._of_prompts.values()]
 
-    def record(self, capture: Capture) -> None:
+    def record(self, capture: graphs.Capture) -> None:
         """Record the steps. Where that fails they stay as they are, and the log says so."""
         if self._config.mixture is not None:  # see `Mixture`
             return
@@ -242,7 +236,7 @@ class Decoder:
 
     def _in_steps(
         self,
-        steps: Sequence[FixedStep],
+        steps: Sequence[graphs.FixedStep],
         inputs: Lines,
         wanted: Sequence[int],
         made: Floats | None = None,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from inference_api.engine.cuda.ops import IDS, NUM_LINES, POSITIONS, PROMPT_LINES, SLOTS, STEP_LINES
+from inference_api.engine.cuda import ops
 from inference_api.runner import MAX_TREE_TOKENS, RowStep
 
 Lines = NDArray[np.int32]
@@ -30,11 +30,11 @@ def token_inputs(rows: Sequence[RowStep], firsts: Sequence[int]) -> Lines:
         ids += row.token_ids[first:]
         positions += row.positions[first:]
         numbers += [row.row] * (len(row.token_ids) - first)
-    inputs = np.zeros((STEP_LINES, len(ids)), np.int32)
-    inputs[:SLOTS] = ids, positions, numbers
-    inputs[SLOTS:NUM_LINES] = np.maximum(inputs[POSITIONS] - BACK, 0)
+    inputs = np.zeros((ops.STEP_LINES, len(ids)), np.int32)
+    inputs[: ops.SLOTS] = ids, positions, numbers
+    inputs[ops.SLOTS : ops.NUM_LINES] = np.maximum(inputs[ops.POSITIONS] - BACK, 0)
     for begin, slots in trees:
-        inputs[SLOTS:NUM_LINES, begin : begin + slots.shape[1]] = slots
+        inputs[ops.SLOTS : ops.NUM_LINES, begin : begin + slots.shape[1]] = slots
     return inputs
 
 
@@ -53,15 +53,15 @@ def _tree_slots(start: int, parents: Sequence[int]) -> Lines:
 
 def prompt_inputs(row: RowStep, begin: int, end: int) -> Lines:
     """Returns those of a prompt's tokens `begin` to `end`: [PROMPT_LINES, tokens]."""
-    inputs = np.full((PROMPT_LINES, end - begin), row.row, np.int32)
-    inputs[IDS] = row.token_ids[begin:end]
-    inputs[[POSITIONS, SLOTS]] = np.arange(row.start + begin, row.start + end)
+    inputs = np.full((ops.PROMPT_LINES, end - begin), row.row, np.int32)
+    inputs[ops.IDS] = row.token_ids[begin:end]
+    inputs[[ops.POSITIONS, ops.SLOTS]] = np.arange(row.start + begin, row.start + end)
     return inputs
 
 
 def absent(num_lines: int, num_tokens: int, spare_slot: int) -> Lines:
     """Returns those of tokens without a meaning, which write where nobody reads."""
     inputs = np.zeros((num_lines, num_tokens), np.int32)
-    inputs[POSITIONS] = -1
-    inputs[SLOTS] = spare_slot
+    inputs[ops.POSITIONS] = -1
+    inputs[ops.SLOTS] = spare_slot
     return inputs

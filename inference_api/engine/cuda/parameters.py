@@ -13,9 +13,9 @@ from torch import Tensor
 from inference_api.engine.cuda.panels import Panels, unpacked
 from inference_api.kernels.library import PackedWeight
 from inference_api.kernels.packing import Bits
+from inference_api.loading import layout
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import SourceTensor
-from inference_api.loading.layout import EMBEDDING, HEAD, linear_weights, torch_forms, weight_plan
 from inference_api.loading.numbers import Numbers
 from inference_api.loading.stream import Weight, Write, write_weights
 from inference_api.loading.weights import Packing
@@ -54,7 +54,7 @@ class TorchParameters:
     def linear(self, name: str, *, after: str = "") -> Linear:
         """The linear map of this name, then the one called `after`, if the model has it."""
         named = [name, after]
-        matrices = [each if each == HEAD else f"{each}.weight" for each in named]
+        matrices = [each if each == layout.HEAD else f"{each}.weight" for each in named]
         weights = [self.panels[each] for each in matrices if each in self.panels]
         biases = [self.tensors[f"{each}.bias"] for each in named if f"{each}.bias" in self.tensors]
         if not weights:
@@ -103,13 +103,13 @@ def load_torch_parameters(
     are packed first, one at a time. Raises StartupError; `memory`: see `torch_parameters`, new if
     None, `pause`: see `write_weights`."""
     bits = None if packing is None else packing.bits
-    forms = torch_forms(config, dtype.itemsize, bits)
+    forms = layout.torch_forms(config, dtype.itemsize, bits)
     memory = memory or {
         name: torch.empty(form.num_bytes, dtype=torch.uint8, device=device)
         for name, form in forms.items()
     }
     parameters = torch_parameters(config, dtype, bits, memory)
-    plan = weight_plan(config) | linear_weights(config)
+    plan = layout.weight_plan(config) | layout.linear_weights(config)
     targets: list[tuple[SourceTensor, Write]] = []
     for name in forms:
         if name in parameters.panels:
@@ -128,18 +128,18 @@ def torch_parameters(
     bytes of each by name."""
     tensors: dict[str, Tensor] = {}
     panels: dict[str, Panels] = {}
-    for name, form in torch_forms(config, dtype.itemsize, bits).items():
+    for name, form in layout.torch_forms(config, dtype.itemsize, bits).items():
         if form.bits is None:
             kind = dtype if form.element_bytes == dtype.itemsize else torch.float32
             tensors[name] = memory[name].view(kind).view(form.shape)
         else:
             outputs, inputs = form.shape
             panels[name] = Panels(memory[name], form.bits, outputs, inputs)
-    if config.is_head_tied and config.has_ends and HEAD not in panels:
-        if EMBEDDING in panels:
-            panels[HEAD] = panels[EMBEDDING]
+    if config.is_head_tied and config.has_ends and layout.HEAD not in panels:
+        if layout.EMBEDDING in panels:
+            panels[layout.HEAD] = panels[layout.EMBEDDING]
         else:
-            tensors[HEAD] = tensors[EMBEDDING]
+            tensors[layout.HEAD] = tensors[layout.EMBEDDING]
     return TorchParameters(tensors, panels=panels)
 
 

@@ -13,13 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference_api.engine.cuda.decoder import (
-    PROMPT_SIZES,
-    Decoder,
-    padded,
-    prompt_chunks,
-    prompt_size,
-)
+from inference_api.engine.cuda import decoder
 from inference_api.engine.cuda.draws import DRAWS
 from inference_api.engine.cuda.graphs import FixedStep, LengthForward, pinned
 from inference_api.engine.cuda.inputs import Lines, absent, prompt_inputs, token_inputs
@@ -40,7 +34,7 @@ class OtherLayers(Protocol):
         these with the residual after all layers, of the tokens that are returned."""
 
 
-class PartDecoder(Decoder):
+class PartDecoder(decoder.Decoder):
     """Has the embedding and the head too if it has the first layer. It then decodes, by the
     `others`."""
 
@@ -49,7 +43,7 @@ class PartDecoder(Decoder):
     def prepare(self, lengths: Sequence[int]) -> None:
         super().prepare(lengths)
         size, device = self._config.hidden_size, self._like.device
-        self._read = pinned(torch.empty(max(PROMPT_SIZES), size), device)
+        self._read = pinned(torch.empty(max(decoder.PROMPT_SIZES), size), device)
         self._of_heads = [
             FixedStep(
                 self._heads,
@@ -84,7 +78,7 @@ class PartDecoder(Decoder):
         of at most as many tokens as are computed at once."""
         if is_prompt:
             ((row,), num_tokens) = rows, len(rows[0].token_ids)
-            step = self._of_prompts[prompt_size(num_tokens)]
+            step = self._of_prompts[decoder.prompt_size(num_tokens)]
             after = step.run(prompt_inputs(row, 0, num_tokens), before)[0][:num_tokens]
         else:
             inputs = token_inputs(rows, [0] * len(rows))
@@ -100,7 +94,9 @@ class PartDecoder(Decoder):
     ) -> tuple[Sequence[Sequence[Tensor]], Sequence[Tensor]]:
         pairs = [*zip(rows, firsts, strict=True)]
         prompts = [
-            _part(row, begin, end) for row, first in pairs for begin, end in prompt_chunks(first)
+            _part(row, begin, end)
+            for row, first in pairs
+            for begin, end in decoder.prompt_chunks(first)
         ]
         rest = [
             _part(row, first, len(row.token_ids))
@@ -110,7 +106,7 @@ class PartDecoder(Decoder):
         after = (residual for _, residual in self.others.after(self.layers, rest, prompts))
         before = []
         for first in firsts:
-            own = [next(after) for _ in prompt_chunks(first)]
+            own = [next(after) for _ in decoder.prompt_chunks(first)]
             before.append([self._states(each) for each in own if len(each)])
         if not rest:
             return before, [self._nothing[each] for each in wanted]
@@ -137,7 +133,7 @@ class PartDecoder(Decoder):
 
     def _heads(self, lengths: Sequence[int], made: Tensor, inputs: Tensor) -> Sequence[Tensor]:
         """As a step of all layers puts out."""
-        x = padded(made.to(self._like.dtype), self._num_given)
+        x = decoder.padded(made.to(self._like.dtype), self._num_given)
         states = super()._after_layers(x, None, None)
         return super()._put_out(states, inputs.shape[1])
 
