@@ -1,7 +1,8 @@
 """The record of an ended generation, and the observers that receive it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from inference_api.core.draft_depths import DraftDepths
 from inference_api.errors import HearthError
 from inference_api.request import Caller, Switch
 
@@ -24,9 +25,7 @@ class GenerationRecord:
     tokens_per_s: float | None  # after the first token
     early_tokens_per_s: float | None  # the first ten of these
     mean_batch_size: float  # rows decoded together, as this generation met them
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0  # accepted drafted tokens that are part of the answer
-    acceptance_by_depth: tuple[float, ...] = ()  # from depth 1 on; empty without drafts
+    depths: DraftDepths = field(default_factory=DraftDepths)  # accepted: that the answer has
     tokens_per_step: float | None = None
     switch: Switch | None = None  # where the model had to be brought into memory
 

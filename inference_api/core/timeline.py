@@ -72,9 +72,7 @@ class Timeline:
             tokens_per_s=_rate(num_tokens - 1, self._last_s - first_s),
             early_tokens_per_s=_rate(early_tokens, early_end_s - first_s),
             mean_batch_size=self._batch_sizes / max(1, num_tokens),
-            drafted_tokens=self._depths.drafted_tokens,
-            accepted_tokens=self._depths.accepted_tokens,
-            acceptance_by_depth=tuple(self._depths.acceptance_by_depth),
+            depths=self._depths.copy(),
             tokens_per_step=num_tokens / self._num_steps if self._num_steps else None,
             switch=self.switch,
         )

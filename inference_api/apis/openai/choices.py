@@ -303,8 +303,9 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
             "initiator": record.switch.is_initiator,
             "from": record.switch.from_name,
         }
-    if record.drafted_tokens and record.tokens_per_step is not None:
-        own_times["acceptance_rate"] = record.accepted_tokens / record.drafted_tokens
+    depths = record.depths
+    if depths.drafted_tokens and record.tokens_per_step is not None:
+        own_times["acceptance_rate"] = depths.accepted_tokens / depths.drafted_tokens
         own_times["tokens_per_step"] = record.tokens_per_step
-        own_times["acceptance_by_depth"] = list(record.acceptance_by_depth)
+        own_times["acceptance_by_depth"] = depths.acceptance_by_depth
     return own_times
