@@ -29,16 +29,12 @@ def sample(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> l
         token if draw.known_id is None else draw.known_id
         for token, draw in zip(_drawn(logits, draws, positions), draws, strict=True)
     ]
-    logprobs: list[TokenLogprobs | None] = [None] * len(draws)
-    if likelihoods is not None:
-        found = _logprobs(
-            likelihoods,
-            [token_ids[i] for i in scored],
-            [draws[i].sampling.num_logprobs or 0 for i in scored],
-        )
-        for i, each in zip(scored, found, strict=True):
-            logprobs[i] = each
-    return list(map(Drawn, token_ids, logprobs))
+    if likelihoods is None:
+        return [*map(Drawn, token_ids)]
+    counts = [draws[i].sampling.num_logprobs or 0 for i in scored]
+    found = _logprobs(likelihoods, [token_ids[i] for i in scored], counts)
+    logprobs = dict(zip(scored, found, strict=True))
+    return [Drawn(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
 
 
 def _drawn(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[int]:
