@@ -29,6 +29,7 @@ class ChosenTools(NamedTuple):
     mode: Mode = "auto"
     names: tuple[str, ...] = ()
     is_named: bool = False  # the client chose a single function to call
+    allows_several: bool = True  # whether an answer may call more than once
 
 
 class ToolBody(Body):
@@ -41,11 +42,6 @@ class ToolBody(Body):
     @property
     @abstractmethod
     def choice(self) -> ChosenTools: ...
-
-    @property
-    @abstractmethod
-    def allows_several(self) -> bool:
-        """Whether an answer may call more than once."""
 
     def check(self) -> None:
         super().check()
@@ -63,7 +59,7 @@ class ToolBody(Body):
             mode=choice.mode,
             callable_names=frozenset(choice.names or (tool.name for tool in tools)),
             is_named=choice.is_named,
-            allows_several=self.allows_several,
+            allows_several=choice.allows_several,
             field="tool_choice" if choice.mode == "required" else "tools",
         )
 

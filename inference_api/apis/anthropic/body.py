@@ -69,10 +69,11 @@ class ToolChoice(Body):
             raise fault("name", "comes with type tool; give both or neither")
 
     def chosen_tools(self) -> ChosenTools:
+        allows_several = not self.disable_parallel_tool_use
         if self.type in ("none", "auto"):
-            return ChosenTools(self.type)
+            return ChosenTools(self.type, allows_several=allows_several)
         names = () if self.name is None else (self.name,)
-        return ChosenTools("required", names, is_named=self.type == "tool")
+        return ChosenTools("required", names, self.type == "tool", allows_several)
 
 
 class OutputFormat(Body):
@@ -156,10 +157,6 @@ class CountBody(ToolBody):
     @property
     def choice(self) -> ChosenTools:
         return ChosenTools() if self.tool_choice is None else self.tool_choice.chosen_tools()
-
-    @property
-    def allows_several(self) -> bool:
-        return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
     def chat(self) -> Chat:
         turns = [turn for message in self.messages for turn in message.turns()]

@@ -118,13 +118,13 @@ class SaysChoice(Protocol):
     def chosen_tools(self) -> ChosenTools: ...
 
 
-def choice_of(given: Mode | SaysChoice | None) -> ChosenTools:
-    """Returns the meaning of a `tool_choice`, in any of its forms."""
-    return (
-        ChosenTools(given or "auto")
-        if given is None or isinstance(given, str)
-        else given.chosen_tools()
-    )
+def choice_of(given: Mode | SaysChoice | None, allows_several: bool | None) -> ChosenTools:
+    """Returns the meaning of a `tool_choice`, in any of its forms, and `parallel_tool_calls`."""
+    if given is None or isinstance(given, str):
+        chosen = ChosenTools(given or "auto")
+    else:
+        chosen = given.chosen_tools()
+    return chosen._replace(allows_several=allows_several is not False)
 
 
 class ConversationFields(ToolBody):
@@ -151,11 +151,7 @@ class ConversationFields(ToolBody):
 
     @property
     def choice(self) -> ChosenTools:
-        return choice_of(self.tool_choice)
-
-    @property
-    def allows_several(self) -> bool:
-        return self.parallel_tool_calls is not False
+        return choice_of(self.tool_choice, self.parallel_tool_calls)
 
     @property
     def ending(self) -> Ending:

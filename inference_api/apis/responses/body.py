@@ -104,11 +104,7 @@ class ResponsesBody(ToolBody, SampledBody):
 
     @property
     def choice(self) -> ChosenTools:
-        return choice_of(self.tool_choice)
-
-    @property
-    def allows_several(self) -> bool:
-        return self.parallel_tool_calls is not False
+        return choice_of(self.tool_choice, self.parallel_tool_calls)
 
     @property
     def effort(self) -> Effort | None:
