@@ -21,7 +21,7 @@ from inference_api.engine.cuda import graphs
 from inference_api.engine.cuda.draws import DRAWS, Plan, lines_of
 from inference_api.engine.cuda.inputs import Lines, absent, prompt_inputs, token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
-from inference_api.engine.cuda.latent import LatentOut, latent_qkv
+from inference_api.engine.cuda.latent import latent_out, latent_qkv
 from inference_api.engine.cuda.mlp import CpuExperts, Mixture, Mlp, make_mlp
 from inference_api.engine.cuda.ops import (
     IDS,
@@ -359,7 +359,7 @@ def _layer(
     if latent is None:
         qkv = parameters.linear(f"{name}.qkv", after=f"{name}.values")
     else:
-        qkv, out = latent_qkv(config, latent, parameters, index), LatentOut(config, out)
+        qkv, out = latent_qkv(config, latent, parameters, index), latent_out(config, out)
     return Layer(
         attention_norm=affine("attention_norm"),
         qkv=qkv,

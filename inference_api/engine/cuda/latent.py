@@ -28,53 +28,36 @@ class Latent:
         return turned, F.rms_norm(latent, self.norm.shape, self.norm, LATENT_NORM_EPS)
 
 
-@dataclass(frozen=True, slots=True)
-class LatentQkv:
-    """A `Linear` whose outputs are all heads of the queries, of the keys and of the values."""
-
-    config: ModelConfig
-    query_latent: Latent | None
-    queries: Linear
-    kv_latent: Latent
-    keys_and_values: Linear  # for each head the unturned part of its key, then its value
-
-    def __call__(self, x: Tensor) -> Tensor:
-        config = self.config
-        _, query_latent = (None, x) if self.query_latent is None else self.query_latent(x)
-        turned, latent = self.kv_latent(x)
-        heads = whole(self.keys_and_values(latent), x.dtype).view(len(x), config.num_heads, -1)
-        unturned, values = heads.split([config.head_dim - config.rotary_dim, config.value_dim], -1)
-        keys = torch.cat((turned.unsqueeze(1).expand(-1, config.num_heads, -1), unturned), -1)
-        values = F.pad(values, (0, config.head_dim - config.value_dim))
-        queries = whole(self.queries(query_latent), x.dtype)
-        return torch.cat((queries, keys.flatten(1), values.flatten(1)), -1)
-
-
-@dataclass(frozen=True, slots=True)
-class LatentOut:
-    """A `Linear` of what attention gives, without the zeros that fill its heads."""
-
-    config: ModelConfig
-    linear: Linear
-
-    def __call__(self, x: Tensor) -> Tensor:
-        heads = x.view(len(x), self.config.num_heads, -1)
-        return self.linear(heads[..., : self.config.value_dim].flatten(1))
-
-
 def latent_qkv(
     config: ModelConfig, latent: LatentConfig, parameters: TorchParameters, layer: int
-) -> LatentQkv:
+) -> Linear:
+    """Returns the map to all heads of the queries, of the keys and of the values."""
+
     def linear(each: str) -> Linear:
         return parameters.linear(f"layers.{layer}.{each}")
 
     def latent_of(each: str) -> Latent:
         return Latent(linear(each), parameters.tensors[f"layers.{layer}.{each}_norm.weight"])
 
-    return LatentQkv(
-        config,
-        None if latent.query_rank is None else latent_of("q_a"),
-        linear("q_b"),
-        latent_of("kv_a"),
-        linear("kv_b"),
+    to_query_latent = None if latent.query_rank is None else latent_of("q_a")
+    to_queries, to_latent = linear("q_b"), latent_of("kv_a")
+    to_heads = linear("kv_b")  # for each the unturned part of its key, then its value
+
+    def qkv(x: Tensor) -> Tensor:
+        _, query_latent = (None, x) if to_query_latent is None else to_query_latent(x)
+        turned, kv_latent = to_latent(x)
+        heads = whole(to_heads(kv_latent), x.dtype).view(len(x), config.num_heads, -1)
+        unturned, values = heads.split([config.head_dim - config.rotary_dim, config.value_dim], -1)
+        keys = torch.cat((turned.unsqueeze(1).expand(-1, config.num_heads, -1), unturned), -1)
+        values = F.pad(values, (0, config.head_dim - config.value_dim))
+        queries = whole(to_queries(query_latent), x.dtype)
+        return torch.cat((queries, keys.flatten(1), values.flatten(1)), -1)
+
+    return qkv
+
+
+def latent_out(config: ModelConfig, linear: Linear) -> Linear:
+    """Returns the map of what attention gives, without the zeros that fill its heads."""
+    return lambda x: linear(
+        x.view(len(x), config.num_heads, -1)[..., : config.value_dim].flatten(1)
     )
