@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flask import Blueprint, Flask
 
 from common.disconnects import DisconnectWatcher
+from common.openapi import add_description
 from common.web_pages import PageRules, register_page_check
 from inference_api.apis import embeddings, models, tokenize
 from inference_api.apis.answering import Answering
@@ -15,7 +16,7 @@ from inference_api.apis.anthropic import route as messages
 from inference_api.apis.choosing import ModelChoice
 from inference_api.apis.native import route as generate
 from inference_api.apis.openai import route as openai
-from inference_api.apis.openapi import register_openapi
+from inference_api.apis.openapi import API
 from inference_api.apis.responses import route as responses
 from inference_api.bundle import routes as bundle
 from inference_api.bundle.residents import bring_up as bring_up_bundle
@@ -130,7 +131,7 @@ def create_server(
     app.register_blueprint(_dashboard(backend, metrics, recent, optimizer_mode))
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
-    register_openapi(app, lambda rule: needs_token(rule, settings))
+    add_description(app, API, lambda rule: needs_token(rule, settings))
     return app
 
 

@@ -53,7 +53,12 @@ class LoadableModel:
             self.drafter.load()
         model = loaded(self.served, self.runner, self.settings, self.drafter)
         if self.pages_folder is not None:
-            keep_pages(model, self.runner, self.pages_folder)
+            from inference_api.engine.kernel_runner import KernelRunner
+
+            if not isinstance(self.runner, KernelRunner):
+                raise StartupError(ON_CUDA)
+            disk = Disk(self.pages_folder, self.runner.fingerprint)
+            model.rows.pages.store(disk, self.runner)
         return model
 
     def unload(self) -> None:
@@ -123,15 +128,6 @@ def loaded(
     return LoadedModel(served, runner, rows, planner, draft, drafting)
 
 
-def keep_pages(model: LoadedModel, runner: ModelRunner, folder: PageFolder) -> None:
-    """Keep pages of the model on disk. Raises StartupError if they are not in this memory."""
-    from inference_api.engine.kernel_runner import KernelRunner
-
-    if not isinstance(runner, KernelRunner):
-        raise StartupError(ON_CUDA)
-    model.rows.pages.store(Disk(folder, runner.fingerprint), runner)
-
-
 def pages_folder(settings: Settings) -> PageFolder | None:
     """Returns the folder of PREFIX_CACHE_DIR, if it is set. Raises OSError if it cannot be used any
     more; `preflight` has looked."""
@@ -155,22 +151,17 @@ def loaded_alone(
 
 
 def bring_up(backend: DecodeBackend) -> None:
-    """Serve the models of the settings. Raises StartupError."""
-    backend.take(load_models(backend.settings))
-
-
-def load_models(settings: Settings) -> list[LoadedModel]:
-    """Load all models, after checking that they fit into memory together. Raises StartupError."""
+    """Serve the models of the settings, if they fit into memory together. Raises StartupError."""
     from inference_api.engine.devices import check_memory
     from inference_api.loading.memory import DRAFT
 
-    models = describe_models(settings)
+    models = describe_models(backend.settings)
     runners = {model.served.name: model.runner for model in models}
     for model in models:
         if model.drafter is not None:
             runners[f"{model.served.name}{DRAFT}"] = model.drafter
     check_memory(runners)
-    return [model.load() for model in models]
+    backend.take([model.load() for model in models])
 
 
 def describe_models(

@@ -1,13 +1,10 @@
 """`/openapi.json` and `/docs` of the API: the parts that all routes share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from flask import Flask
-
 from common.errors import Error, MessagesError, is_of_messages
-from common.openapi import add_description
 from common.openapi_document import Application, Rule
 from common.operations import Content
 from inference_api.agents import table
@@ -15,11 +12,6 @@ from inference_api.apis.field_table import field_tables
 
 X_REQUEST_ID = {"description": "The request's id, as logs have it.", "schema": {"type": "string"}}
 RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
-
-
-def register_openapi(app: Flask, needs_token: Callable[[str], bool]) -> None:
-    """Describe the routes that are registered with `app` at the first request."""
-    add_description(app, API, needs_token)
 
 
 def _failures(rule: Rule) -> Mapping[int, Content]:

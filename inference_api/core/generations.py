@@ -22,7 +22,6 @@ from inference_api.request import (
     GenerationParams,
     GenerationRequest,
     OutputQueue,
-    SamplingParams,
     ScoredToken,
     Switch,
     TokenEvent,
@@ -137,7 +136,8 @@ class TextGeneration:
         return self._first_piece is not None
 
     def _next_piece(self) -> str:
-        event = self._next_event()
+        while (event := self._events.get(EVENT_WAIT_S)) is None:
+            continue
         now_s = time.monotonic()
         piece, num_tokens = self._push(event.token_ids)
         if num_tokens:
@@ -174,11 +174,6 @@ class TextGeneration:
                 return piece, num_tokens
         return piece, len(token_ids)
 
-    def _next_event(self) -> TokenEvent:
-        while (event := self._events.get(EVENT_WAIT_S)) is None:
-            continue
-        return event
-
 
 @dataclass(frozen=True, slots=True)
 class Generations:
@@ -213,8 +208,12 @@ class Generations:
         request failed with before its first event.
         """
         generations: list[TextGeneration] = []
-        for prompt, _ in requests:
-            check_fits(prompt, admitted.model)  # all, before work is spent on any
+        max_seq_len = admitted.model.max_seq_len
+        for prompt, _ in requests:  # all, before work is spent on any
+            if not prompt:
+                raise InvalidRequest("The prompt has no tokens; give some text.")
+            if len(prompt) >= max_seq_len:
+                raise ContextTooLong(len(prompt), max_seq_len)
         with ExitStack() as unless_started:
             for prompt, params in requests:
                 before = generations[-1] if generations else None
@@ -280,19 +279,8 @@ class Generations:
                 observer.ended(ended)
 
 
-def check_fits(prompt: Prompt, model: ServedModel) -> None:
-    """Raises ContextTooLong, or InvalidRequest for a prompt without tokens."""
-    if not prompt:
-        raise InvalidRequest("The prompt has no tokens; give some text.")
-    if len(prompt) >= model.max_seq_len:
-        raise ContextTooLong(len(prompt), model.max_seq_len)
-
-
 def request_of(
-    admitted: Admitted,
-    output: OutputQueue,
-    prompt: Prompt,
-    params: GenerationParams,
+    admitted: Admitted, output: OutputQueue, prompt: Prompt, params: GenerationParams
 ) -> GenerationRequest:
     """Returns the request for the decode thread. Raises InvalidRequest for a token or a draft
     source that the model does not have, and for a constraint that cannot be followed."""
@@ -310,12 +298,16 @@ def request_of(
     stop_token_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         stop_token_ids |= model.tokenizer.stop_token_ids
+    defaults = {
+        name: value for name, value in model.sampling_defaults.items() if name in params.unsaid
+    }
+    sampling = replace(params.sampling, **defaults)  # type: ignore[arg-type]
     not_stopping = bits_without(stop_token_ids, model.vocab_size) if params.min_tokens else None
     return GenerationRequest(
         output,
         model.name,
         prompt_tokens,
-        replace(params, sampling=_sampling(model, params), unsaid=frozenset()),
+        replace(params, sampling=sampling, unsaid=frozenset()),
         stop_token_ids,
         not_stopping,
         admitted.came_s,
@@ -331,14 +323,6 @@ def _check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> N
                 f"{field}: {token_id} is no token id of this model; give 0 to {vocab_size - 1}.",
                 field,
             )
-
-
-def _sampling(model: ServedModel, params: GenerationParams) -> SamplingParams:
-    """Returns the request's sampling parameters, completed by the model's defaults."""
-    defaults = {
-        name: value for name, value in model.sampling_defaults.items() if name in params.unsaid
-    }
-    return replace(params.sampling, **defaults) if defaults else params.sampling  # type: ignore[arg-type]
 
 
 def _check_speculation(asked: Speculation, model: ServedModel) -> None:

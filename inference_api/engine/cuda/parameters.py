@@ -175,13 +175,8 @@ def _packed_targets(
 
 def _copy(target: Tensor, weight: Weight) -> None:
     if isinstance(weight, Numbers):
-        target.copy_(_as_tensor(weight))
+        tensor = torch.from_numpy(weight.data)
+        target.copy_(tensor.view(torch.bfloat16) if weight.kind == "BF16" else tensor)
         return
     for first, rows in weight.rows():
         target[first : first + len(rows)].copy_(torch.from_numpy(rows))
-
-
-def _as_tensor(numbers: Numbers) -> Tensor:
-    """Returns the same floats, in the same memory."""
-    tensor = torch.from_numpy(numbers.data)
-    return tensor.view(torch.bfloat16) if numbers.kind == "BF16" else tensor
