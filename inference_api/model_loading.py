@@ -112,10 +112,7 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
 
 
 def loaded(
-    served: ServedModel,
-    runner: ModelRunner,
-    settings: Settings,
-    drafter: ModelRunner | None = None,
+    served: ServedModel, runner: ModelRunner, settings: Settings, drafter: ModelRunner | None = None
 ) -> LoadedModel:
     """Returns the model of loaded runners, with empty rows."""
     own, draft = settings.of_model(served.name), None

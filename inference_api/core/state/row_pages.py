@@ -64,11 +64,7 @@ class RowPages:
     """
 
     def __init__(
-        self,
-        memory: RowMemory,
-        max_rows: int,
-        reuse: Reuse = "all",
-        max_seq_len: int | None = None,
+        self, memory: RowMemory, max_rows: int, reuse: Reuse = "all", max_seq_len: int | None = None
     ) -> None:
         """`max_seq_len` bounds the tokens of a row; by default only the number of pages does."""
         layout = memory.layout

@@ -81,12 +81,7 @@ class StoredPages:
     """
 
     def __init__(
-        self,
-        disk: Disk,
-        memory: PageMemory,
-        layout: PageLayout,
-        tree: PrefixTree,
-        pool: PagePool,
+        self, disk: Disk, memory: PageMemory, layout: PageLayout, tree: PrefixTree, pool: PagePool
     ) -> None:
         self._folder, self._fingerprint = disk
         self._memory, self._layout, self._tree, self._pool = memory, layout, tree, pool
