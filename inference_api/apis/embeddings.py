@@ -10,14 +10,7 @@ from pydantic import Field, Tag
 
 from common.operations import operation
 from inference_api.apis.answering import Answering, encoded
-from inference_api.apis.openai.bodies import (
-    BY_FORM_OF_PROMPT,
-    MAX_PRIORITY,
-    Ids,
-    RequestBody,
-    Text,
-    prompts_of,
-)
+from inference_api.apis.openai import bodies
 from inference_api.apis.openai.field_kinds import UNSERVED_OF_EMBEDDINGS
 from inference_api.core.generations import Requests, TextGeneration
 from inference_api.core.served_model import ServedModel
@@ -34,15 +27,17 @@ MAX_NUMBERS = 2**21  # in an answer as JSON numbers, which take ten times the by
 
 EncodingFormat = Literal["float", "base64"]
 Inputs = Annotated[
-    Annotated[Text, Tag("<text>")]
-    | Annotated[Ids, Tag("<ids>")]
-    | Annotated[list[Text], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<texts>")]
-    | Annotated[list[Ids], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<lists of ids>")],
-    BY_FORM_OF_PROMPT,
+    Annotated[bodies.Text, Tag("<text>")]
+    | Annotated[bodies.Ids, Tag("<ids>")]
+    | Annotated[list[bodies.Text], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<texts>")]
+    | Annotated[
+        list[bodies.Ids], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<lists of ids>")
+    ],
+    bodies.BY_FORM_OF_PROMPT,
 ]
 
 
-class EmbeddingsBody(RequestBody):
+class EmbeddingsBody(bodies.RequestBody):
     """`dimensions` keeps that many first numbers of a vector; `pooling` makes it from the states of
     all tokens, or of the last one."""
 
@@ -53,11 +48,11 @@ class EmbeddingsBody(RequestBody):
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = Field(None, ge=1, le=MAX_INTEGER)
     pooling: Pooling | None = None
-    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    priority: int | None = Field(None, ge=-bodies.MAX_PRIORITY, le=bodies.MAX_PRIORITY)
     cache_salt: Salt | None = None
 
     def inputs(self) -> list[str | list[int]]:
-        return prompts_of(self.input)
+        return bodies.prompts_of(self.input)
 
     def params(self) -> GenerationParams:
         """Returns parameters of a generation that ends with its first token, which is not shown."""
