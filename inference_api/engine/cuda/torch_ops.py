@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
+from inference_api.engine.cuda import parameters
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.ops import (
     NUM_LINES,
@@ -20,7 +21,6 @@ from inference_api.engine.cuda.ops import (
     TokenOperations,
 )
 from inference_api.engine.cuda.panels import Panels, unpacked
-from inference_api.engine.cuda.parameters import multiply
 from inference_api.engine.cuda.rope import Rope, TensorTurns, turn
 from inference_api.loading.config import ModelConfig
 from inference_api.runner import MAX_TREE_TOKENS
@@ -69,7 +69,7 @@ class TorchOps:
         gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
         return gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)
 
-    multiply = staticmethod(multiply)
+    multiply = staticmethod(parameters.multiply)
 
     def embed(self, ids: Tensor, table: Panels) -> Tensor:
         return unpacked(table, ids).to(self.cache.entries.dtype)
