@@ -144,7 +144,7 @@ class Slots:
         self._pause = pause
         self._stream = torch.cuda.Stream(self._device) if is_cuda else None
         self._staging = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=is_cuda)
-        self.memory: list[Tensor] = []  # of each slot
+        self.memory: list[Tensor] = []  # one for each slot
         self.free: list[int] = []  # numbers of slots
 
     @torch.inference_mode()
