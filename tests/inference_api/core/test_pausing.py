@@ -266,7 +266,7 @@ def test_of_120_requests_none_is_lost_stuck_or_changed() -> None:
     while leaving:
         backend.cancel(leaving.pop())
     for number, each in enumerate(requests):
-        expected = [*each.prompt_tokens[: each.max_tokens]]
+        expected = [*each.prompt_tokens[: each.params.max_tokens]]
         assert number % 7 == 0 or answers[each][: len(expected)] == expected
     backend.step()
     rows = backend.models[NAME].rows

@@ -293,8 +293,7 @@ class CountedTokens(tuple[int, ...]):
 @pytest.mark.parametrize("penalty", [1.0, 1.1])
 def test_a_penalty_reads_each_token_of_a_long_prompt_once(penalty: float) -> None:
     rows, _ = make_rows(1)
-    request = replace(
-        admit(rows, (5, 6, 5, 7, 5)).request, sampling=SamplingParams(repetition_penalty=penalty)
-    )
+    params = GenerationParams(sampling=SamplingParams(repetition_penalty=penalty))
+    request = replace(admit(rows, (5, 6, 5, 7, 5)).request, params=params)
     (draw,) = UserRow(0, request, 5, 0.0).take_step().draws
     assert draw.prompt_ids == (frozenset() if penalty == 1.0 else {5, 6, 7})
