@@ -19,9 +19,8 @@ from inference_api.core.decode_backend import DecodeBackend
 from inference_api.errors import InvalidRequest, NoBundle, StartupError, Unavailable, UnknownModel
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import MAX_FILE_BYTES, parse_bundle
-from inference_api.web.caller import json_body
-from inference_api.web.fields import Body, parse
-from inference_api.web.left_aside import LeftAside, ReadingRules
+from inference_api.web.caller import read_strictly
+from inference_api.web.fields import Body
 
 UNLOAD_QUERY = {
     "drain": {"type": "string", "description": "Let its rows finish first.", "enum": [""]},
@@ -124,8 +123,7 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
         ValidateBody,
     )
     def validate() -> Response:
-        aside = LeftAside(ValidateBody, ReadingRules(refuses_unknown=True))
-        body = parse(ValidateBody, json_body(), aside)
+        body = read_strictly(ValidateBody)
         if not checking.acquire(blocking=False):
             raise Unavailable(
                 "Another bundle is being checked; try again later.", BUSY_RETRY_AFTER_S

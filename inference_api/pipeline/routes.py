@@ -13,9 +13,8 @@ from inference_api.core.decode_backend import DecodeBackend
 from inference_api.errors import InvalidRequest, StartupError
 from inference_api.pipeline.splits import checked
 from inference_api.settings.server import MAX_RANKS, MIN_RANKS
-from inference_api.web.caller import json_body
-from inference_api.web.fields import MAX_INTEGER, Body, parse
-from inference_api.web.left_aside import ReadingRules
+from inference_api.web.caller import read_strictly
+from inference_api.web.fields import MAX_INTEGER, Body
 
 if TYPE_CHECKING:
     from inference_api.pipeline.runner import PipelineRunner
@@ -56,7 +55,7 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
         SplitBody,
     )
     def split() -> SplitAnswer:
-        layers = parse(SplitBody, json_body(), ReadingRules(refuses_unknown=True)).layers
+        layers = read_strictly(SplitBody).layers
         runner = admitted()
         try:
             wanted = checked(tuple(layers), runner.num_layers, len(runner.split))

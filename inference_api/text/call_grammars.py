@@ -287,5 +287,5 @@ def _tagged_argument(
 
 def _with_definitions(about: object, schema: Json) -> Json:
     """Returns a property's schema with what it may refer to; of none, one of any value."""
-    named = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    named: Json = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return named | about if isinstance(about, dict) else {}

@@ -71,6 +71,11 @@ def read(kind: type[B], parsed: Callable[[type[B], bytes, LeftAside], B] = parse
     return body
 
 
+def read_strictly(kind: type[B]) -> B:
+    """Returns this request's body, in which no field may be unknown. Raises InvalidRequest."""
+    return parse(kind, json_body(), LeftAside(kind, ReadingRules(refuses_unknown=True)))
+
+
 def leave_aside(fields: Mapping[str, str]) -> None:
     """Note ignored fields of this request, to be reported. For `fields` see `LeftAside.paths`."""
     g.left_aside |= fields

@@ -329,7 +329,9 @@ def _note(source: DraftSource, asked: list[str]) -> None:
 
 def test_model_is_nearly_always_right_about_itself(runner: KernelRunner) -> None:
     source = own_draft(runner, runner)
-    loop = Loop(runner, source).run([each for each in requests(16) if each.sampling is GREEDY])
+    loop = Loop(runner, source).run(
+        [each for each in requests(16) if each.params.sampling is GREEDY]
+    )
     assert loop.num_tried > 20
     assert loop.num_accepted > 0.6 * loop.num_tried
 

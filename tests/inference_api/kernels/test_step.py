@@ -23,7 +23,7 @@ from inference_api.kernels.library import Kernels, PackedWeight
 from inference_api.kernels.packing import CACHE_DTYPES, FLOAT_BITS, GROUP, MAX_HEAD_DIM, Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.layout import EMBEDDING, K_B, KV_B, V_B
+from inference_api.loading.layout import EMBEDDING, HEAD, K_B, KV_B, V_B
 from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
 from tests.inference_api.conftest import Tiny
@@ -83,10 +83,11 @@ class OpByOp(TorchParameters):
         vectors = {name: torch.from_numpy(each) for name, each in packed.tensors.items()}
         return cls(vectors | {EMBEDDING: embedding}, packed, config)
 
-    def linear(self, weight: str, bias: str | None = None, *, after: str | None = None) -> Linear:
+    def linear(self, name: str, *, after: str = "") -> Linear:
+        weight = name if name == HEAD else f"{name}.weight"
         if KV_B in weight:
             return partial(torch.nn.functional.linear, weight=self._keys_and_values(weight))
-        own_bias = self.packed.tensors.get(bias or "")
+        own_bias = self.packed.tensors.get(f"{name}.bias")
         return PackedLinear(self.packed.packing.kernels, self.packed.packed[weight], own_bias)
 
     def _keys_and_values(self, weight: str) -> Tensor:
@@ -102,9 +103,9 @@ class OpByOp(TorchParameters):
         both = (of_keys[:, :unturned], of_values[:, : config.value_dim])
         return torch.cat(both, 1).flatten(0, 1)
 
-    def linears(self, weight: str, bias: str, count: int) -> list[Linear]:
-        packed, kernels = self.packed.packed[weight], self.packed.packing.kernels
-        stacked, size = self.packed.tensors.get(bias), packed.outputs // count
+    def linears(self, name: str, count: int) -> list[Linear]:
+        packed, kernels = self.packed.packed[f"{name}.weight"], self.packed.packing.kernels
+        stacked, size = self.packed.tensors.get(f"{name}.bias"), packed.outputs // count
         return [
             PackedLinear(
                 kernels,
