@@ -7,13 +7,38 @@ Sources: OpenAI's API reference, and vLLM's `ChatCompletionRequest`, `Completion
 from inference_api.web.fields import Unserved
 
 ADVISORY = frozenset(
-    {"cache_control", "client_metadata", "early_stopping", "guided_decoding_backend"}
-    | {"guided_whitespace_pattern", "include_reasoning", "kv_transfer_params", "length_penalty"}
-    | {"metadata", "mm_processor_kwargs", "models", "prediction", "prompt_cache_key"}
-    | {"prompt_cache_options", "prompt_cache_retention", "reasoning", "repetition_detection"}
-    | {"request_id", "safety_identifier", "service_tier", "spaces_between_special_tokens"}
-    | {"store", "stream_interval", "thinking_token_budget", "top_a", "typ_p", "user"}
-    | {"verbosity", "vllm_xargs", "web_search_options"}
+    {
+        "cache_control",
+        "client_metadata",
+        "early_stopping",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "include_reasoning",
+        "kv_transfer_params",
+        "length_penalty",
+        "metadata",
+        "mm_processor_kwargs",
+        "models",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "reasoning",
+        "repetition_detection",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "spaces_between_special_tokens",
+        "store",
+        "stream_interval",
+        "thinking_token_budget",
+        "top_a",
+        "typ_p",
+        "user",
+        "verbosity",
+        "vllm_xargs",
+        "web_search_options",
+    }
 )
 # OpenAI's and vLLM's fields that are not served, with the values that request nothing.
 UNSERVED: Unserved = {
