@@ -1,5 +1,6 @@
 """Which web pages may use the API: Host, Origin, bodies, and CORS."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ BROWSER = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64)"}
 PAGE = "http://chat.example"
 
 
-@pytest.fixture(autouse=True)
-def _never_ends_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _never_ends_its_parent() -> Iterator[None]:
     """Which a drain would, were it let in."""
-    monkeypatch.setattr("inference_api.inference_api_server._end_arbiter", lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("inference_api.inference_api_server._end_arbiter", lambda: None)
+        yield
 
 
 def make_client(path: Path, **settings: Any) -> FlaskClient:
@@ -31,9 +34,14 @@ def make_client(path: Path, **settings: Any) -> FlaskClient:
     return app.test_client()
 
 
-@pytest.fixture
-def client(tmp_path: Path) -> FlaskClient:
-    return make_client(tmp_path)
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> FlaskClient:
+    return make_client(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture(scope="module")
+def closed_client(tmp_path_factory: pytest.TempPathFactory) -> FlaskClient:
+    return make_client(tmp_path_factory.mktemp("closed"), cors_origins="none")
 
 
 @pytest.mark.parametrize(
@@ -74,13 +82,14 @@ def test_listed_hosts_and_the_one_listened_on_are_ours(tmp_path: Path) -> None:
         {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"},
     ],
 )
-def test_pages_of_others_change_nothing(tmp_path: Path, headers: dict[str, str]) -> None:
-    client = make_client(tmp_path, cors_origins="none")
+def test_pages_of_others_change_nothing(
+    closed_client: FlaskClient, headers: dict[str, str]
+) -> None:
     for method, path in [
         ("POST", "/drain"), ("PUT", "/state"), ("POST", "/optimizeOne"), ("POST", "/weights_gen"),
         ("DELETE", "/weights/sessions/x"), ("POST", "/inference"), ("POST", "/v1/chat/completions"),
     ]:  # fmt: skip
-        response = client.open(path, method=method, headers=headers, json={})
+        response = closed_client.open(path, method=method, headers=headers, json={})
         assert response.status_code == 403, (method, path)
         assert response.get_json()["error"]["code"] == "origin_not_allowed"
 
