@@ -13,11 +13,13 @@ import ssl
 import sys
 
 import uvloop
+from gunicorn.errors import AppImportError
 from gunicorn.sock import ssl_context
 from gunicorn.workers.base import Worker
 
 from common.connections.worker import SPARE_DESCRIPTORS, allowed_connections
 from proxy.app import ProxyApp
+from proxy.errors import StartupError
 from proxy.sockets import find_dead_peers
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,13 @@ class ProxyWorker(Worker):
         app: object = self.wsgi
         assert isinstance(app, ProxyApp)
         return app
+
+    def load_wsgi(self) -> None:
+        """Raises AppImportError if the proxy cannot start: gunicorn prints no traceback of it."""
+        try:
+            super().load_wsgi()
+        except StartupError as error:
+            raise AppImportError(str(error)) from error
 
     def init_signals(self) -> None:
         """Does nothing: the event loop handles signals later."""
