@@ -382,6 +382,12 @@ def wait_for_ending_proxies() -> None:
             assert sign not in proxy.log(), proxy.log()
 
 
+def until_usable(proxy: ProxyProcess, num_upstreams: int) -> None:
+    """Waits for the first checks of all upstreams: the proxy is ready with the first of them."""
+    usable = re.compile(r"^hearth_proxy_upstream_usable\{.*\} 1\.0$", re.MULTILINE)
+    until(lambda: len(usable.findall(proxy.metric("/metrics"))) == num_upstreams, "the checks")
+
+
 _ending: list[ProxyProcess] = []
 
 

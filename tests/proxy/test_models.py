@@ -17,6 +17,7 @@ from tests.proxy.support import (
     ScriptedUpstream,
     bearer,
     running_proxy,
+    until_usable,
 )
 
 JSON = "Content-Type: application/json"
@@ -67,6 +68,7 @@ def proxy(
         UPSTREAMS_FILE=str(folder / "upstreams.yaml"),
         POLICY_FILE=str(folder / "policy.yaml"),
     ) as process:
+        until_usable(process, len(servers))
         yield process
 
 

@@ -20,6 +20,7 @@ from tests.proxy.support import (
     bearer,
     running_proxy,
     until,
+    until_usable,
 )
 
 
@@ -62,6 +63,7 @@ def test_one_of_three_killed_under_load_costs_only_its_own_streams(tmp_path: Pat
     with running_proxy(
         tmp_path, "http://127.0.0.1:9", UPSTREAMS_FILE=str(tmp_path / "upstreams.yaml")
     ) as proxy:
+        until_usable(proxy, len(servers))
         early = [threading.Thread(target=client, args=(i,)) for i in range(24)]
         for thread in early:
             thread.start()
@@ -90,6 +92,7 @@ def test_only_an_answer_that_says_nothing_was_done_is_tried_elsewhere(
     name_itself(free)
     write_upstreams(tmp_path / "upstreams.yaml", busy, free)
     with running_proxy(tmp_path, "x", UPSTREAMS_FILE=str(tmp_path / "upstreams.yaml")) as proxy:
+        until_usable(proxy, 2)
         answers = {ask(proxy.url, f"s{i}").status_code for i in range(20)}
     assert busy.requests
     assert answers == ({200} if status.startswith("503") else {200, 500})
@@ -103,6 +106,7 @@ def test_last_503_passes_whole_when_all_are_busy(tmp_path: Path) -> None:
         server.scripts["/ask"] = lambda peer: peer.reply(b"full", "503 Busy", "Retry-After: 9")
     write_upstreams(tmp_path / "upstreams.yaml", *servers)
     with running_proxy(tmp_path, "x", UPSTREAMS_FILE=str(tmp_path / "upstreams.yaml")) as proxy:
+        until_usable(proxy, 2)
         reply = ask(proxy.url)
     assert (reply.status_code, reply.text, reply.headers["Retry-After"]) == (503, "full", "9")
     for server in servers:
@@ -220,6 +224,7 @@ def three(tmp_path: Path) -> Iterator[tuple[ProxyProcess, list[ScriptedUpstream]
     path = tmp_path / "upstreams.yaml"
     write_upstreams(path, *servers)
     with running_proxy(tmp_path, "x", UPSTREAMS_FILE=str(path)) as proxy:
+        until_usable(proxy, 3)
         yield proxy, servers
     for server in servers:
         with suppress(OSError):  # a test may have stopped it
