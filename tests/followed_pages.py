@@ -16,7 +16,7 @@ from pathlib import Path
 from lab.kit.servers import ROOT, environment
 
 DOCS = ROOT / "docs"
-TIMEOUT_S = 120
+TIMEOUT_S = 240  # the machine may be busy
 
 _BLOCK = re.compile(r"^```(\w+) (run|serve|output)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
