@@ -66,14 +66,17 @@ def sample_dirichlet(
 def nearest_point(point: FloatArray, lower: FloatArray, upper: FloatArray) -> FloatArray:
     """Returns the Euclidean projection of `point` on the body: clip(point + shift), with the shift
     that makes the sum 1. Bounds that leave no room give the nearer of the two, scaled to 1."""
+    projected: FloatArray
     if upper.sum() <= 1.0 or lower.sum() >= 1.0:
         bound = upper if upper.sum() <= 1.0 else lower
-        return bound / bound.sum()
+        projected = bound / bound.sum()
+        return projected
     # The sum is piecewise linear in the shift, with a bend wherever a coordinate meets a bound.
     bends = np.sort(np.concatenate([lower - point, upper - point]))
     sums = np.clip(point + bends[:, None], lower, upper).sum(axis=1)
     shift = np.interp(1.0, sums, bends)
-    return np.clip(point + shift, lower, upper)
+    projected = np.clip(point + shift, lower, upper)
+    return projected
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +102,14 @@ class _Marginals:
     def log_in_t(self, x: FloatArray) -> FloatArray:
         """Returns the log density in t, at x = t^(1 / min(alpha, 1)); nodes on the last axis."""
         rise = np.maximum(self.concentration - 1.0, 0.0)
-        return scipy.special.xlogy(rise, x) - self.tilt * x
+        log: FloatArray = scipy.special.xlogy(rise, x) - self.tilt * x
+        return log
 
     def log_in_x(self, x: FloatArray, node: int) -> FloatArray:
         """Returns log h of one node, scaled by its peak in t."""
-        log = scipy.special.xlogy(self.concentration[node] - 1.0, x) - self.tilt * x
-        return log - self.peaks[node]
+        log: FloatArray = scipy.special.xlogy(self.concentration[node] - 1.0, x) - self.tilt * x
+        log -= self.peaks[node]
+        return log
 
     def mass_and_mean(self) -> tuple[FloatArray, FloatArray]:
         """Returns per node the integral of h / exp(peak) and the mean, by Simpson's rule."""

@@ -239,7 +239,8 @@ class CurveReplica:
         waited_ms = np.append(rates.turn_ms, top.turn_ms) * busy / (2 * (1 - busy))
         waited_ms[0] = 0.0  # a request that meets no other
         own_ms = np.append(rates.own_ms, top.own_ms)
-        return own_ms + waited_ms + np.append(shared_ms, 0.0)
+        prefill_ms: FloatArray = own_ms + waited_ms + np.append(shared_ms, 0.0)
+        return prefill_ms
 
     def _log_ratios(self, rate_per_ms: float) -> FloatArray:
         """Returns log p_n - log p_{n-1} for n = 1..N."""

@@ -140,7 +140,8 @@ def _rates_at(
 def _waited_ms(rates: StateRates, others: FloatArray) -> FloatArray:
     """Returns the mean time that a prompt waits for its turn."""
     busy = np.minimum(rates.rate_per_ms * rates.claim_ms * others, 1 - 1e-9)
-    return rates.turn_ms * busy / (2 * (1 - busy))
+    waited_ms: FloatArray = rates.turn_ms * busy / (2 * (1 - busy))
+    return waited_ms
 
 
 def _steps_of_prompt(

@@ -179,7 +179,8 @@ class IterationModel(Columns):
         linear = budget * m - i - concurrency * (i + m)
         root = (np.sqrt(linear**2 + 4 * budget * i * m) - linear) / (2 * budget)
         # 1e-9: a root that is an integer in exact arithmetic must not be rounded past itself.
-        return np.maximum(np.ceil(root - 1e-9), 1.0)
+        chunks: FloatArray = np.maximum(np.ceil(root - 1e-9), 1.0)
+        return chunks
 
     def _work_ms(self, chunks: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Returns (Wp, D) of the class docstring."""

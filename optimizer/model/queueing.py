@@ -168,7 +168,8 @@ def _few_longest(max_batch: IntArray) -> BoolArray:
     limit = LONG_CHAIN
     if max_batch.size > MAX_LONG_CHAINS:
         limit = max(limit, int(np.partition(max_batch, -MAX_LONG_CHAINS)[-MAX_LONG_CHAINS]))
-    return max_batch > limit
+    is_long: BoolArray = max_batch > limit
+    return is_long
 
 
 def _step_through_states(
@@ -193,7 +194,8 @@ def _step_through_states(
 def _running_pairs(max_batch_descending: IntArray) -> list[int]:
     """Returns for n = 1..max N how many leading pairs have N >= n."""
     steps = np.arange(1, int(max_batch_descending[0]) + 1)
-    return np.searchsorted(-max_batch_descending, -steps, side="right").tolist()
+    running: list[int] = np.searchsorted(-max_batch_descending, -steps, side="right").tolist()
+    return running
 
 
 def _recur_affine(offered: FloatArray, slope: FloatArray, running: list[int]) -> FloatArray:
@@ -220,7 +222,10 @@ def _affine_mean_below(
     lambda slope < 1.
     """
     numerator = rate * model.service_ms(1.0) - replica.max_batch / below
-    return np.clip(numerator / (1.0 - rate * model.slope_ms), 0.0, replica.max_batch - 1.0)
+    mean: FloatArray = np.clip(
+        numerator / (1.0 - rate * model.slope_ms), 0.0, replica.max_batch - 1.0
+    )
+    return mean
 
 
 def _recur(

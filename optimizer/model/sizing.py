@@ -95,7 +95,8 @@ def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) ->
         """Returns (value - wanted) / (value + wanted): finite, and tame where TTFT explodes."""
         found = analyze(part.take(problem), share * highest[problem])
         value_ms = np.where(metric[problem] == 0, found.ttft_ms, found.itl_ms)
-        return (value_ms - wanted_ms[problem]) / (value_ms + wanted_ms[problem])
+        relative: FloatArray = (value_ms - wanted_ms[problem]) / (value_ms + wanted_ms[problem])
+        return relative
 
     bracket = lowest / highest, np.ones(pair.size)
     # `scipy.optimize` does not import this submodule.
@@ -107,4 +108,5 @@ def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) ->
     )
     # Not `found.x`: rounding may miss a target that equals the latency at an end.
     (left, right), (at_left, at_right) = found.bracket, found.f_bracket
-    return highest * np.where(np.abs(at_left) <= np.abs(at_right), left, right)
+    rates: FloatArray = highest * np.where(np.abs(at_left) <= np.abs(at_right), left, right)
+    return rates

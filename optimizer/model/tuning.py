@@ -184,7 +184,8 @@ def _linearised(
     def predicted(at: FloatArray) -> FloatArray:
         decode, prefill, load = np.exp(at)
         found = np.array(predict(float(decode), float(prefill), float(load)), dtype=np.float64)
-        return np.log(found[chosen])
+        logarithms: FloatArray = np.log(found[chosen])
+        return logarithms
 
     with np.errstate(divide="ignore", invalid="ignore"):
         at = np.append(log, 0.0)

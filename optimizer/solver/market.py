@@ -79,7 +79,8 @@ class Market:
     @property
     def is_hopeless(self) -> BoolArray:
         """For each server, whether no candidate fits even alone."""
-        return np.isinf(self.value.min(axis=0))
+        hopeless: BoolArray = np.isinf(self.value.min(axis=0))
+        return hopeless
 
     def best_prices(self, count: int) -> list[Prices]:
         """Returns prices with different demands, the highest bound first."""
@@ -121,7 +122,8 @@ class Market:
 
 def _within(least: float, values: FloatArray, most: float) -> FloatArray:
     """Like `clip`, which is slower for few values."""
-    return np.minimum(np.maximum(values, least), most)
+    within: FloatArray = np.minimum(np.maximum(values, least), most)
+    return within
 
 
 class _Cut:
@@ -174,7 +176,8 @@ class _Cut:
 
     def taken(self) -> list[int]:
         index = self._market.index[self._row, np.arange(len(self._row))]
-        return np.where(self._is_out, self._market.counts, index).tolist()
+        taken: list[int] = np.where(self._is_out, self._market.counts, index).tolist()
+        return taken
 
     def _members(self, card_type: int) -> IntArray:
         """Returns the servers that hold cards of the type."""

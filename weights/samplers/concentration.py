@@ -45,4 +45,7 @@ def matched_concentration(partitions: FloatArray) -> FloatArray:
 
 
 def _bounded(alpha: FloatArray) -> FloatArray:
-    return np.maximum(alpha * min(1.0, MAX_TOTAL / max(float(alpha.sum()), 1e-300)), MIN_OF_A_NODE)
+    bounded: FloatArray = np.maximum(
+        alpha * min(1.0, MAX_TOTAL / max(float(alpha.sum()), 1e-300)), MIN_OF_A_NODE
+    )
+    return bounded

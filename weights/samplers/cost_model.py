@@ -65,7 +65,10 @@ def log_density(residuals: FloatArray, deviation: FloatArray | float) -> FloatAr
     it, because a prediction to a part in a million deserves no more trust than to one in a
     hundred."""
     coarse = np.hypot(deviation, RESOLUTION)
-    return -0.5 * (residuals / coarse) ** 2 - np.log(coarse) - 0.5 * np.log(2.0 * np.pi)
+    density: FloatArray = (
+        -0.5 * (residuals / coarse) ** 2 - np.log(coarse) - 0.5 * np.log(2.0 * np.pi)
+    )
+    return density
 
 
 def leave_one_out(log_likelihood: FloatArray) -> FloatArray:
@@ -78,5 +81,6 @@ def leave_one_out(log_likelihood: FloatArray) -> FloatArray:
     log_weights = -log_likelihood
     ceiling = scipy.special.logsumexp(log_weights, axis=0) - 0.5 * np.log(draws)
     log_weights = np.minimum(log_weights, ceiling)
-    weighted = scipy.special.logsumexp(log_weights + log_likelihood, axis=0)
-    return weighted - scipy.special.logsumexp(log_weights, axis=0)
+    density: FloatArray = scipy.special.logsumexp(log_weights + log_likelihood, axis=0)
+    density -= scipy.special.logsumexp(log_weights, axis=0)
+    return density

@@ -71,12 +71,14 @@ def _regress(
 def _log_ratio(missed: FloatArray) -> FloatArray:
     """Returns log(measured / predicted) for predicted = measured (1 - missed); no less wrong than
     `missed` where the prediction is no time at all."""
-    return -np.log(np.maximum(1.0 - missed, np.exp(-20.0)))
+    ratio: FloatArray = -np.log(np.maximum(1.0 - missed, np.exp(-20.0)))
+    return ratio
 
 
 def _seconds(trials: Trials) -> FloatArray:
     """Returns times relative to the longest, so that nothing overflows."""
-    return np.exp(trials.costs - trials.costs.max())
+    seconds: FloatArray = np.exp(trials.costs - trials.costs.max())
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,8 @@ class TotalTime(_Linear):
 
     def costs(self, points: FloatArray) -> FloatArray:
         seconds = np.maximum(self.regression.coefficients, TINY) @ points.T
-        return np.log(seconds) + self.unit
+        costs: FloatArray = np.log(seconds) + self.unit
+        return costs
 
     def optimum(self, coefficients: FloatArray, bounds: Bounds) -> FloatArray:
         """Solves the linear program: nodes are filled to their caps, the cheapest first."""
@@ -152,7 +155,8 @@ class Bowl(_Linear):
     def costs(self, points: FloatArray) -> FloatArray:
         features = _bowl_features(points, self.center, self.plane, self.reach)
         seconds = self.regression.coefficients @ features.T
-        return np.log(np.maximum(seconds, TINY)) + self.unit
+        costs: FloatArray = np.log(np.maximum(seconds, TINY)) + self.unit
+        return costs
 
     def optimum(self, coefficients: FloatArray, bounds: Bounds) -> FloatArray:
         """Returns the constrained optimum: as level sets are spheres, the nearest point."""

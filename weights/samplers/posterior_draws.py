@@ -47,7 +47,8 @@ class Chains:
 
     @property
     def log_latencies(self) -> FloatArray:
-        return self.log_stage_time + np.log(self.latency_share)
+        log_latencies: FloatArray = self.log_stage_time + np.log(self.latency_share)
+        return log_latencies
 
     def sweep(self, rng: np.random.Generator) -> None:
         """Updates every node once, then the noise."""
@@ -102,7 +103,8 @@ class Chains:
         return self.log_stage_time + width * rng.normal(size=shape), latency_share
 
     def _squares(self, slowest: FloatArray) -> FloatArray:
-        return ((self.trial_costs - slowest) ** 2).sum(axis=1)
+        squares: FloatArray = ((self.trial_costs - slowest) ** 2).sum(axis=1)
+        return squares
 
 
 def start(trials: Trials, rng: np.random.Generator) -> Chains:
@@ -138,7 +140,8 @@ class _Misses:
     @property
     def loss(self) -> FloatArray:
         parts = (self.of_trials, self.of_slopes, self.of_odds)
-        return np.sum([(part**2).sum(axis=1) for part in parts], axis=0)
+        loss: FloatArray = np.sum([(part**2).sum(axis=1) for part in parts], axis=0)
+        return loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +235,14 @@ def _stages(
 ) -> FloatArray:
     """Returns log seconds [chains, n, trials] of every stage."""
     latency_share = latency_share[:, :, None]
-    return log_stage_time[:, :, None] + np.log(latency_share + (1.0 - latency_share) * growth)
+    stages: FloatArray = log_stage_time[:, :, None] + np.log(
+        latency_share + (1.0 - latency_share) * growth
+    )
+    return stages
 
 
 def _log_slopes(
     log_stage_time: FloatArray, latency_share: FloatArray, reference: FloatArray | float
 ) -> FloatArray:
-    return log_stage_time + np.log1p(-latency_share) - np.log(reference)
+    log_slopes: FloatArray = log_stage_time + np.log1p(-latency_share) - np.log(reference)
+    return log_slopes

@@ -44,7 +44,8 @@ class SlowestStage:
         it gives the least known node so much more than safe shares that it is the slowest, and the
         trial measures that node alone. A node whose bound prevents that is not chosen."""
         if rng.random() < 0.5:
-            return rng.choice(self.optima(bounds))
+            drawn: FloatArray = rng.choice(self.optima(bounds))
+            return drawn
         safe = self.safest(bounds)[PESSIMISM.index(1.0)]
         stages = np.log(self.slopes * safe + self.latencies)
         mean, deviation = stages.mean(axis=0), stages.std(axis=0)
@@ -94,4 +95,5 @@ def fit_slowest_stage(trials: Trials, rng: np.random.Generator) -> SlowestStage:
 
 def _log_slowest(slopes: FloatArray, latencies: FloatArray, points: FloatArray) -> FloatArray:
     stages = slopes[:, None, :] * points + latencies[:, None, :]
-    return np.log(stages.max(axis=2))
+    costs: FloatArray = np.log(stages.max(axis=2))
+    return costs

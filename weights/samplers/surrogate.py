@@ -52,12 +52,14 @@ class Surrogate:
         values, vectors = scipy.linalg.eigh(covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
         rng = np.random.default_rng(self.seed)
-        return mean + rng.normal(size=(DRAWS, len(points))) @ root.T
+        costs: FloatArray = mean + rng.normal(size=(DRAWS, len(points))) @ root.T
+        return costs
 
     def optima(self, bounds: Bounds) -> FloatArray:
         candidates = self._candidates(bounds, np.random.default_rng(self.seed))
         likely = candidates[np.argsort(-self._improvement(candidates))[:LIKELY]]
-        return likely[self.costs(likely).argmin(axis=1)]
+        optima: FloatArray = likely[self.costs(likely).argmin(axis=1)]
+        return optima
 
     def safest(self, bounds: Bounds) -> FloatArray:
         candidates = self._candidates(bounds, np.random.default_rng(self.seed))
@@ -65,7 +67,8 @@ class Surrogate:
 
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
         candidates = self._candidates(bounds, rng)
-        return candidates[self._improvement(candidates).argmax()]
+        chosen: FloatArray = candidates[self._improvement(candidates).argmax()]
+        return chosen
 
     def _improvement(self, points: FloatArray) -> FloatArray:
         """Returns the expected improvement on the least posterior mean (Jones, Schonlau & Welch,
@@ -77,7 +80,8 @@ class Surrogate:
         gap = self.lowest - mean
         z = gap / deviation
         beyond = deviation * np.exp(-0.5 * z**2) / 2.5066
-        return gap * scipy.special.ndtr(z) + beyond
+        improvement: FloatArray = gap * scipy.special.ndtr(z) + beyond
+        return improvement
 
     def _candidates(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
         """Returns random points, and points at steps of all lengths from the best: in random
@@ -136,4 +140,5 @@ def fit_surrogate(trials: Trials, rng: np.random.Generator) -> Surrogate:
 def _matern(a: FloatArray, b: FloatArray, length: float) -> FloatArray:
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2.0 * a @ b.T
     scaled = np.sqrt(5.0 * np.maximum(squares, 0.0)) / length
-    return (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
+    correlation: FloatArray = (1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled)
+    return correlation
