@@ -28,7 +28,7 @@ mock: $(VENV)/serve.stamp
 
 # The table of CONTRIBUTING.md.
 help:
-	@sed -n 's/^| `\(make [^|]*\)` | \(.*\) | .*/\1: \2/p' CONTRIBUTING.md | tr -d '`'
+	@sed -n 's/^| `\(make [^|]*\)` | \(.*\) | .*/\1: \2/p' CONTRIBUTING.md | sed 's/`//g; s/\[\([^]]*\)\]([^)]*)/\1/g'
 
 # Six workers, on two cores, since tests often wait for servers: each takes whole files, so that what
 # shares a server stays together, slow ones first, those that compute spread over those that wait.

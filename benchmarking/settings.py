@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, quote
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 
 from benchmarking.errors import InvalidConfig
-from common.paths import http_parts
+from common.addresses import http_parts
 from common.startup import EnvironmentSettings, read_settings
 
 CREDENTIALS = {"key", "api_key", "api-key", "apikey", "token", "access_token", "password", "sig"}

@@ -13,11 +13,11 @@ from cluster.errors import ConfigFaulty
 from cluster.replicas import Recipes
 from cluster.server_keys import Name, Seconds, ServerKeys
 from cluster.system import SystemDocument, read_system
+from common.addresses import HOST, BaseUrl
 from common.faults import capped, shown
 from common.files import read_bounded
 from common.key_files import Keys, KeysFaulty, float_of, parse_keys
-from common.origins import HOST
-from common.paths import BaseUrl, UserPath
+from common.paths import UserPath
 
 MAX_FILE_BYTES = 2**20
 MAX_KEYS = 2**18  # and values

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult
 
 import certifi
 
-from common.paths import http_parts
+from common.addresses import http_parts
 
 MAX_REASON = 300  # characters
 OK = 200

@@ -1,10 +1,8 @@
-"""Paths and addresses as people write them in settings, files and commands: `~` is somebody's home
-folder. Any thread."""
+"""Paths as people write them in settings and files: `~` is somebody's home folder. Any thread."""
 
 import re
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator
 
@@ -35,27 +33,5 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def http_parts(url: str) -> SplitResult:
-    """Returns the parts of an address with scheme and host, and a port that there can be. Raises
-    ValueError, which says nothing of it: it may hold a password."""
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_one = False
-    if not is_one or url.split() != [url]:
-        raise ValueError("is no address; give one like http://127.0.0.1:7000")
-    return parts
-
-
-def _base(url: str) -> str:
-    parts = http_parts(url)
-    if parts.query or parts.fragment:
-        raise ValueError("has a query or a fragment; leave it out")
-    return url.rstrip("/")
-
-
 UserPath = Annotated[Path, AfterValidator(expanded)]
 UserFile = Annotated[UserPath, AfterValidator(_existing)]
-HttpUrl = Annotated[str, AfterValidator(lambda url: http_parts(url) and url)]
-BaseUrl = Annotated[str, AfterValidator(_base)]  # paths follow it

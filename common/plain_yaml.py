@@ -2,6 +2,7 @@
 
 It accepts lists, mappings with unique keys, strings, numbers, true, false and null. It refuses
 features that can explode or surprise: aliases, tags, merged keys, several documents, deep nesting.
+`plain_json` does the same for JSON.
 """
 
 import json

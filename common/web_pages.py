@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from flask import Flask, Request, Response, jsonify, request
 
+from common.addresses import ANY, is_allowed
 from common.errors import WireError
-from common.origins import ANY, is_allowed
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 CHANGED_BY_GET = re.compile(r"/(add|remove|apply)[A-Z]")

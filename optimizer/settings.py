@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AliasGenerator, Field
 from pydantic_settings import SettingsConfigDict
 
-from common.origins import REDIS, Hosts
+from common.addresses import REDIS, Hosts
 from common.paths import UserPath
 from common.startup import ServiceSettings, read_settings
 from optimizer.errors import StartupError

@@ -5,7 +5,7 @@ Event loop only, unless stated otherwise.
 
 import asyncio
 
-from common.origins import is_allowed
+from common.addresses import is_allowed
 from common.request_ids import new_request_id
 from proxy.access.gate import origins_for
 from proxy.aside import Aside

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, SecretStr, ValidationError
 
+from common.addresses import LOCAL, REDIS, BaseUrl, HttpUrl, Origins, Words
 from common.faults import setting_faults
 from common.logs import LogFormat, LogLevel
-from common.origins import LOCAL, REDIS, Origins, Words
-from common.paths import BaseUrl, HttpUrl, UserFile, UserPath
+from common.paths import UserFile, UserPath
 from common.startup import EnvironmentSettings
 from proxy.errors import StartupError
 

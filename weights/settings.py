@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from common.origins import REDIS, Hosts
+from common.addresses import REDIS, Hosts
 from common.paths import UserPath
 from common.startup import ServiceSettings, read_settings
 from weights.errors import StartupError

@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_va
 from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from common.addresses import LOCAL, Hosts, Origins
 from common.logs import LogFormat, LogLevel
-from common.origins import LOCAL, Hosts, Origins
 from common.paths import UserPath, expanded
 from common.startup import EnvironmentSettings, read_settings
 from inference_api.errors import StartupError, UnknownModel

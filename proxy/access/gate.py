@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from common.origins import LOCAL
+from common.addresses import LOCAL
 from proxy.access.auth import Authenticator, Principal
 from proxy.access.policy import Policy
 from proxy.access.roles import Role, needed_role, plain_path

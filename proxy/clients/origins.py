@@ -9,7 +9,7 @@ A token in a cookie goes along whoever's page it is, so there the page is looked
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from common.origins import ANY, is_allowed
+from common.addresses import ANY, is_allowed
 from proxy.clients.request_head import RequestHead
 from proxy.errors import Headers, OriginNotAllowed
 

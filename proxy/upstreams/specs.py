@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from common.paths import BaseUrl
+from common.addresses import BaseUrl
 from proxy.files import read_yaml, validated
 
 MAX_ROWS = 65_536

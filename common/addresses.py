@@ -1,10 +1,10 @@
-"""Parses origins of web pages (CORS_ORIGINS), names of hosts (ALLOWED_HOSTS) and the address of a
-Redis server (REDIS_URL)."""
+"""Parses addresses as people write them in settings, files and commands: of servers, origins of web
+pages (CORS_ORIGINS) and names of hosts (ALLOWED_HOSTS). Any thread."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_settings import NoDecode
@@ -14,6 +14,7 @@ LOCAL = "local"  # pages from a program on the browser's own machine
 # Browsers send origins in lower case, without a path.
 ORIGIN = re.compile(r"\*|local|none|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 _OF_LOCAL = re.compile(r"http://(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")
+HTTP_SCHEMES = ("http", "https")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 UrlT = TypeVar("UrlT", str, SecretStr)
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
@@ -40,19 +41,41 @@ def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return hosts
 
 
-def _check_redis(url: UrlT) -> UrlT:
-    """Raises ValueError, which says nothing of the URL: it may hold a password."""
-    text = url if isinstance(url, str) else url.get_secret_value()
+def _parts(url: str, schemes: Sequence[str]) -> SplitResult | None:
+    """Returns None for no address of these schemes, or a port that there cannot be."""
     try:
-        parts = urlsplit(text)
-        is_one = parts.scheme in REDIS_SCHEMES and parts.port != 0
+        parts = urlsplit(url)
+        return parts if parts.scheme in schemes and parts.port != 0 else None
     except ValueError:
-        is_one = False
-    if text and not is_one:
+        return None
+
+
+def http_parts(url: str) -> SplitResult:
+    """Returns the parts of an address with scheme and host. Raises ValueError, which says nothing
+    of it: it may hold a password."""
+    parts = _parts(url, HTTP_SCHEMES)
+    if parts is None or not parts.hostname or url.split() != [url]:
+        raise ValueError("is no address; give one like http://127.0.0.1:7000")
+    return parts
+
+
+def _base(url: str) -> str:
+    parts = http_parts(url)
+    if parts.query or parts.fragment:
+        raise ValueError("has a query or a fragment; leave it out")
+    return url.rstrip("/")
+
+
+def _check_redis(url: UrlT) -> UrlT:
+    """Raises ValueError, as `http_parts` does."""
+    text = url if isinstance(url, str) else url.get_secret_value()
+    if text and _parts(text, REDIS_SCHEMES) is None:
         raise ValueError("is no address of a Redis server; give one like redis://127.0.0.1:6379/0")
     return url
 
 
+HttpUrl = Annotated[str, AfterValidator(lambda url: http_parts(url) and url)]
+BaseUrl = Annotated[str, AfterValidator(_base)]  # paths follow it
 REDIS = AfterValidator(_check_redis)
 # Settings with several names in one variable.
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.origins import ORIGIN, is_allowed
+from common.addresses import ORIGIN, is_allowed
 
 
 @pytest.mark.parametrize(
