@@ -1,4 +1,4 @@
-"""When requests may leave the queue for a user row: continuous or dynamic batching."""
+"""Decides when requests may leave the queue for a user row: continuous or dynamic batching."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Batching:
     """Decides for one model at a time. Immutable; times are seconds of the input queue's clock.
 
     Continuous: a request takes a row as soon as one is free. Dynamic (`gathers`): requests wait
-    until there are `max_batch` of them, or the oldest has waited `timeout_s`; then they start
+    until there are `max_batch` of them, or the oldest has waited `timeout_s`. Then they start
     together, and no request joins them until all have ended. Once the queue is closed, no further
     request can come, so the waiting ones start at once.
     """
@@ -35,7 +35,7 @@ class Batching:
 
     def opens_at_s(self, waiting: Waiting, num_busy: int) -> float:
         """Returns the time from which waiting requests may take rows if no request comes, leaves or
-        ends. A time in the past means now; `inf` means not before one of these happens."""
+        ends. A time in the past means now; `inf` means that one of these must happen first."""
         if not waiting.num_requests or (self.gathers and num_busy):
             return math.inf
         if not self.gathers or waiting.num_requests >= self.max_batch or waiting.is_closed:

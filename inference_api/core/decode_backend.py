@@ -1,8 +1,8 @@
 """The decode thread: a loop over the user rows, and the only caller of the model.
 
-Prompts come in through the input queue, tokens go out through the output queues, once per step.
-Besides, request threads may call `cancel` and `drain`. Any thread may read `snapshot` and call the
-methods of the section *any thread*; all others are for the decode thread alone.
+Requests come in through the input queue; tokens go out through the output queues, once per step.
+Any thread may read `snapshot` and call the methods of the section *any thread*. Only the decode
+thread may call the others.
 """
 
 import ctypes
@@ -26,26 +26,26 @@ from inference_api.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-IDLE_WAIT_S = 0.5  # how long an idle loop waits for a prompt before it looks around
-WRITER_WAIT_S = 0.01  # the same, while pages wait for the disk
-FLUSH_S = 3.0  # to write pages once it stops
+IDLE_WAIT_S = 0.5  # an idle loop waits this long for a request, then does maintenance
+WRITER_WAIT_S = 0.01  # instead of IDLE_WAIT_S, while pages wait to be written to disk
+FLUSH_S = 3.0  # time to write pages to disk once the loop has stopped
 JOIN_TIMEOUT_S = 10.0
-LOADER_PAUSE_S = 0.002  # after a few milliseconds of work
-STALLED_PERIODS = 5
+LOADER_PAUSE_S = 0.002  # a loader pauses this long after a few milliseconds of work
+STALLED_PERIODS = 5  # keepalive periods without a step after which the loop counts as stalled
 LOADING_RETRY_AFTER_S = 5
 DRAINING_RETRY_AFTER_S = 10
-FEW_EVENTS = 4  # waking so few threads hardly delays the next step
+FEW_EVENTS = 4  # waking this many threads hardly delays the next step
 
-yield_processor = ctypes.CDLL(None).sched_yield  # `os.sched_yield` would keep the interpreter
+yield_processor = ctypes.CDLL(None).sched_yield  # `os.sched_yield` does not release the GIL
 
 BringUp = Callable[["DecodeBackend"], None]
 
 
 class DecodeBackend:
-    """Runs the requests of all models over their rows. Call `start` once; `stop` joins the thread.
+    """Runs the requests of all models in their user rows. Call `start` once, and `stop` at the end.
 
-    From READY on, `served` has all models by name, the default first; `models` has the ones in
-    memory. `bring_up` runs on the decode thread and must call `take` or `take_residents`.
+    From READY on, `served` has all models by name, the default first; `models` has those that are
+    in memory. `bring_up` runs on the decode thread and must call `take` or `take_residents`.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class DecodeBackend:
         self._bring_up = bring_up
         self._clock = clock
         self._on_decoded = on_decoded
-        self.residents: Residents = self._fixed(())  # as `bring_up` left them; any thread reads
-        self._residents: Residents = self.residents  # the models to step: none after a failure
+        self.residents: Residents = self._fixed(())  # set by `bring_up`; any thread may read it
+        self._residents: Residents = self.residents  # the loop's; emptied after a failure
         self._stepped: list[tuple[LoadedModel, PlannedStep]] = []  # in this turn
         self._failure = ""
-        self._lock = Lock()  # guards the three below and changes of the phase
+        self._lock = Lock()  # guards the next three fields and changes of the phase
         self._drain_until_s: float | None = None
         self._on_drained: Callable[[], None] | None = None
         self._is_stopping = False
@@ -86,7 +86,7 @@ class DecodeBackend:
 
     @property
     def users(self) -> list[UserRow | None]:
-        """The user rows of all models; None is a free one."""
+        """The user rows of all models, None for each free row."""
         users = [user for model in self.models.values() for user in model.rows.users]
         return users or [None] * self.max_users
 
@@ -96,7 +96,7 @@ class DecodeBackend:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the loop after the current step, fail what still runs, join the thread."""
+        """End the loop after the current step, end requests that still run, and join the thread."""
         with self._lock:
             self._is_stopping = True
         self.input_queue.wake()
@@ -108,7 +108,7 @@ class DecodeBackend:
         """Admit no more requests, and let the admitted ones finish until the drain timeout.
 
         `on_drained` is called once no request is left: on the decode thread, or at once if that
-        thread serves no request. Idempotent; only the last callback given is called.
+        thread is not serving. Idempotent; of several callbacks, only the last is called.
         """
         with self._lock:
             is_serving = self.phase in (Phase.READY, Phase.DRAINING)
@@ -124,12 +124,12 @@ class DecodeBackend:
             on_drained()
 
     def cancel(self, request: GenerationRequest) -> None:
-        """End a request, queued or running, whose client has gone or needs no more tokens."""
+        """End a queued or running request whose client has gone or needs no more tokens."""
         self.output_queues.close(request.output)
         self.input_queue.remove(request)
 
     def check_admission(self) -> None:
-        """Raises NotReady, Draining or BackendFailed if a new request would be refused."""
+        """Raises NotReady, Draining or BackendFailed if the server admits no requests now."""
         if self.phase is Phase.LOADING:
             raise NotReady("The model is still loading, try again later.", LOADING_RETRY_AFTER_S)
         if self.phase is Phase.DRAINING:
@@ -138,7 +138,7 @@ class DecodeBackend:
             raise _failed()
 
     def unhealthy_reason(self) -> str | None:
-        """Why this process should be replaced, or None while it is well."""
+        """Returns why this process should be replaced, or None while it is healthy."""
         if self.phase in (Phase.FAILED, Phase.STOPPED):
             return f"decode thread has {self.phase}: {self._failure}"
         silent_s = self._clock() - self.snapshot.stepped_at_s  # while loading: since `start`
@@ -157,11 +157,11 @@ class DecodeBackend:
         self._bring_up(self)
 
     def take(self, models: Iterable[LoadedModel]) -> None:
-        """Serve these, in this order."""
+        """Serve these models from now on; the first one is the default."""
         self.take_residents(self._fixed(models))
 
     def take_residents(self, residents: Residents) -> None:
-        """Serve these residents, once the models that load at start are in memory."""
+        """Serve these residents. Returns once the models that load at start are in memory."""
         self.served = residents.served
         self.residents = self._residents = residents
         residents.start(self._clock())
@@ -170,7 +170,7 @@ class DecodeBackend:
             self.input_queue.wait_for_request(IDLE_WAIT_S)
 
     def let_decode(self) -> None:
-        """Called by a loader thread: pause briefly if the decode thread has work."""
+        """Pause briefly if the decode thread has work. A loader thread calls it."""
         if self._num_admitted():
             time.sleep(LOADER_PAUSE_S)
 
@@ -178,7 +178,7 @@ class DecodeBackend:
         return FixedModels(models, self.input_queue, Batching.of(self.settings))
 
     def _post_init_compile(self) -> None:
-        """Prepare the device, so that the first request is as fast as the next."""
+        """Warm the models up, so that the first request is as fast as later ones."""
         for model in self.models.values():
             model.warm_up()
 
@@ -217,8 +217,8 @@ class DecodeBackend:
         self._push_outputs()
         self._evict()
         self._report_status(started_s)
-        # Linux may put a thread that this one wakes on this processor even if another one is idle,
-        # and leave both there until the next tick: a first token would come milliseconds late.
+        # Linux may put a thread that this one wakes on the same processor even if another one is
+        # idle, and leave both there until the next tick. A first token would be milliseconds late.
         if has_first_token:
             yield_processor()
         self._rest()
@@ -232,7 +232,7 @@ class DecodeBackend:
         return sum(len(model.rows) + len(model.rows.paused) for model in self.models.values())
 
     def _drop_closed(self) -> None:
-        """Free the rows of requests whose reader has closed the queue."""
+        """Free the rows of requests whose output queue is closed."""
         for _, row in self._admitted():
             if row.request.output.is_closed:
                 row.finish_reason = FinishReason.CANCELLED
@@ -279,7 +279,7 @@ class DecodeBackend:
                 self._residents.ended(model, self._clock())
 
     def _report_status(self, started_s: float) -> None:
-        """Report the turn to the models that stepped, which share the time outside their steps."""
+        """Tell each stepped model its seconds. They share the time outside their steps."""
         now_s = self._clock()
         stepped, self._stepped = self._stepped, []
         loop_s = now_s - started_s - sum([step.model_s for _, step in stepped])
@@ -295,8 +295,7 @@ class DecodeBackend:
         self.snapshot = Snapshot(now_s, models or self.snapshot.models)
 
     def _rest(self) -> None:
-        """Wait for a prompt if no row is busy; while draining, notice the end of the last
-        request."""
+        """Wait for a request if none is running. While draining, check whether all have ended."""
         if self._drain_until_s is not None:
             self._go_on_draining(self._drain_until_s)
         has_pages = [name for name, model in self.models.items() if model.write_pages()]
@@ -320,7 +319,7 @@ class DecodeBackend:
             on_drained()
 
     def _drop_all(self, error: HearthError) -> None:
-        """End every session with `error`: running, waiting, or about to be queued."""
+        """End every session with `error`, whether it is running, waiting or about to be queued."""
         self.input_queue.clear()
         for _, row in self._admitted():
             row.finish_reason = FinishReason.ERROR
@@ -343,7 +342,7 @@ class DecodeBackend:
         else:
             logger.critical("the decode thread died", exc_info=error)
         self._failure = f"{type(error).__name__}: {error}"
-        # The runners may be broken: release nothing in them, and load no more models.
+        # The runners may be broken, so nothing is released in them and no more models are loaded.
         self._residents = self._fixed(map(LoadedModel.emptied, self.models.values()))
         self._end_all(Phase.FAILED, _failed)
         self._tell_drained()

@@ -1,4 +1,4 @@
-"""Counts drafts by depth tried and depth accepted; every figure about drafts derives from these."""
+"""Counts drafts by tried and by accepted depth. Every figure about drafts derives from these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from itertools import accumulate
 class DraftDepths:
     """Counts of drafts by their depth, and by how many of their levels were accepted.
 
-    The depth is the number of guessed tokens of a chain, or the number of levels of a tree. One
-    thread owns the counts and hands copies to others.
+    A draft's depth is its number of levels: the guessed tokens of a chain, or the longest path of a
+    tree. One thread owns the counts and gives copies to others.
     """
 
-    tried: list[int] = field(default_factory=list)  # entry k: drafts that had k levels
+    tried: list[int] = field(default_factory=list)  # entry k: drafts with k levels
     right: list[int] = field(default_factory=list)  # entry k: drafts with k levels accepted
 
     def add(self, drafted_tokens: int, accepted_tokens: int) -> None:
@@ -40,7 +40,7 @@ class DraftDepths:
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Returns by depth the share of the drafts that deep which were accepted that deep. The
+        """Returns for each depth the accepted share of the drafts that were at least as deep. The
         list is empty if nothing was drafted."""
         pairs = zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)
         return [accepted / drafted for accepted, drafted in pairs]

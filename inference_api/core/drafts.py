@@ -1,4 +1,4 @@
-"""Drafts: tokens tried beyond a row's next one, and which of them the model drew itself."""
+"""Draft sources, which guess tokens after a row's next one, and the acceptance of their guesses."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """What a step drew for one row.
+    """The tokens that a step drew for one row.
 
     `drawn` has the row's new tokens: the accepted guesses and one token after them. `hidden`
-    [hidden size] is the state that drew the last one, if the draft source wants it.
+    [hidden size] is the state that drew the last token, if the draft source wants it.
     """
 
     row: UserRow
@@ -39,22 +39,22 @@ class DraftSource(Protocol):
 
 
 class Drafting(DraftSource, Protocol):
-    """The draft source that a model's rows ask. It may combine several others."""
+    """The draft source of a model's rows. It may combine several others."""
 
     def learn_turn(self, step: "PlannedStep", model_s: float, loop_s: float) -> None:
-        """Learn how many seconds a turn took inside the model, and outside it."""
+        """Learn how many seconds a turn took in the model, and in the rest of the loop."""
 
 
 class Accepted(NamedTuple):
     """The tokens of a step that a row accepts."""
 
     tokens: Sequence[int]  # indices into the step's tokens, for `ModelRunner.keep`
-    drawn: Sequence[Drawn]  # along that branch: the drafted tokens that were drawn, then one more
+    drawn: Sequence[Drawn]  # the row's new tokens: accepted guesses, then one more token
 
 
 def accepted_branch(step: RowStep, drawn: Sequence[Drawn]) -> Accepted:
-    """Returns the branch of a draft on which each token is what the token before it drew. A draw
-    depends only on its branch and position, so the text is the same as without drafts."""
+    """Returns the longest branch of a draft on which each guess equals the token drawn before it.
+    A draw depends only on its branch and position, so the text is the same as without drafts."""
     first = step.num_undrawn
     tokens, along = [*range(first + 1)], [drawn[0]]
     for token in range(first + 1, len(step.token_ids)):

@@ -1,7 +1,7 @@
-"""One generation seen from its request thread: from a valid body to pieces of text.
+"""Generations as their request threads see them: from valid parameters to pieces of text.
 
-`Generations.admitted` admits a request, and `begin` queues it with its prompts. It returns a
-`TextGeneration` for each, which belongs to the request's thread; `close` releases what that holds.
+`Generations.admitted` admits a request. `begin` queues its prompts and returns a `TextGeneration`
+for each, which belongs to the request's thread. `TextGeneration.close` releases its resources.
 """
 
 import time
@@ -30,7 +30,7 @@ from inference_api.settings.model import Speculation
 from inference_api.text.constraints import bits_without
 from inference_api.text.tokens import StopMatcher, TextStream, is_thinking
 
-EVENT_WAIT_S = 5.0  # timeout of one wait for the next event; waits are repeated
+EVENT_WAIT_S = 5.0  # timeout of one wait for an event or for room; waits are repeated
 
 Prompt = Sequence[int]  # token ids
 Requests = Sequence[tuple[Prompt, GenerationParams]]
@@ -73,11 +73,11 @@ class TextGeneration:
         self._at_end.callback(action)
 
     def wait_until_started(self) -> None:
-        """Block until the first event, so that a failure before it still has its own status."""
+        """Block until the first event, so that a failure before it still gets its own status."""
         self._first_piece = self._next_piece()
 
     def pieces(self) -> Iterator[str]:
-        """Yields text up to a stop string or the end, never an empty piece. Raises HearthError."""
+        """Yields text, in pieces that are never empty, until it ends. Raises HearthError."""
         assert self._first_piece is not None, "wait_until_started comes first"
         piece, self._is_first_due = self._first_piece, False
         while self.finish_reason is None:
@@ -89,7 +89,7 @@ class TextGeneration:
 
     @property
     def has_news(self) -> bool:
-        """Returns whether `pieces` can go on without waiting for an event."""
+        """Whether `pieces` can go on without waiting for an event."""
         return self._is_first_due or self.finish_reason is not None or self._events.has_events
 
     def take_scored(self) -> list[ScoredToken]:
@@ -122,12 +122,12 @@ class TextGeneration:
         self._events.put(TokenEvent((), FinishReason.CANCELLED))
 
     def close(self) -> None:
-        """Release row, queue and watch, whatever their state. Idempotent. An error in one action is
-        raised after all actions have run."""
+        """End the request, close its queue, stop the watch and tell observers. Idempotent. If an
+        action fails, its error is raised after all actions have run."""
         self._at_end.close()
 
     def record(self) -> GenerationRecord:
-        """Returns the account of the generation so far."""
+        """Returns the figures of the generation so far."""
         reason = self.finish_reason or FinishReason.CANCELLED
         return self._timeline.record(self._request, str(reason))
 
@@ -165,8 +165,8 @@ class TextGeneration:
         return piece
 
     def _push(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """Returns the text of an event, and how many of its tokens belong to the answer: tokens
-        after the one that completes a stop string do not."""
+        """Returns the text of an event, and the number of its tokens that belong to the answer:
+        tokens after a completed stop string do not."""
         piece = ""
         for num_tokens, token_id in enumerate(token_ids, 1):
             piece += self._stop.push(self._text.push((token_id,)), num_tokens=1)
@@ -177,7 +177,7 @@ class TextGeneration:
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """Starts generations and reports them to observers. Any request thread may call it."""
+    """Starts generations and reports them to observers. For all request threads."""
 
     backend: DecodeBackend
     watcher: DisconnectWatcher
@@ -188,8 +188,8 @@ class Generations:
     @contextmanager
     def admitted(self, model: str, caller: Caller) -> Iterator[Admitted]:
         """Admit a request to `model`, a name of `Settings.served_models`, before its prompt is
-        encoded. Encode and call `begin` inside, so that observers hear of a refusal. Raises
-        NotReady, Draining, BackendFailed and QueueFull."""
+        encoded. Encode it and call `begin` inside the context, which reports every HearthError to
+        the observers. Raises NotReady, Draining, BackendFailed and QueueFull."""
         came_s = time.monotonic()
         try:
             self.backend.check_admission()
@@ -201,15 +201,15 @@ class Generations:
             raise
 
     def begin(self, admitted: Admitted, requests: Requests) -> list[TextGeneration]:
-        """Queue requests, and return once each has its first event. Only the first must find room
-        at once; the others wait for it. If one fails, all are ended.
+        """Queue the requests of a call, and return once each has its first event. The first must
+        find room in the queue at once; the others wait for room. If one fails, all are ended.
 
-        Raises NotReady, Draining, BackendFailed, ContextTooLong, QueueFull, or the error that a
-        request failed with before its first event.
+        Raises NotReady, Draining, BackendFailed, InvalidRequest, ContextTooLong, QueueFull, or the
+        error with which a request failed before its first event.
         """
         generations: list[TextGeneration] = []
         max_seq_len = admitted.model.max_seq_len
-        for prompt, _ in requests:  # all, before work is spent on any
+        for prompt, _ in requests:  # checks all before it spends work on any
             if not prompt:
                 raise InvalidRequest("The prompt has no tokens; give some text.")
             if len(prompt) >= max_seq_len:
@@ -231,7 +231,7 @@ class Generations:
         prompt: Prompt,
         params: GenerationParams,
     ) -> TextGeneration:
-        """Queue a later request of a call: wait for room, unless the caller leaves."""
+        """Queue a request. If it has one of its call `before` it, wait until there is room."""
         while before is not None:
             now = replace(admitted, came_s=time.monotonic())
             try:
@@ -247,7 +247,7 @@ class Generations:
     ) -> TextGeneration:
         model, caller, backend = admitted.model, admitted.caller, self.backend
         backend.check_admission()
-        backend.input_queue.check_room(model.name, is_first)  # before the work of compiling
+        backend.input_queue.check_room(model.name, is_first)  # before it compiles a constraint
         timeline = Timeline(admitted.came_s, partial(self.on_token_gap, model.name))
         text = TextStream(model.tokenizer, params.kept_token_ids)
         stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
@@ -271,7 +271,7 @@ class Generations:
         return generation
 
     def _tell_end(self, generation: TextGeneration, caller: Caller) -> None:
-        """Report the end of a generation to all observers, if it had started."""
+        """Report the end of a generation to all observers, if it had its first event."""
         if generation.has_started:
             record, session_id = generation.record(), generation.session_id
             ended = EndedGeneration(record, caller, session_id, generation.error)
@@ -326,7 +326,7 @@ def _check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> N
 
 
 def _check_speculation(asked: Speculation, model: ServedModel) -> None:
-    """Raises InvalidRequest if this model has no draft source of the name asked for."""
+    """Raises InvalidRequest if this model does not have the draft source asked for."""
     served = ("auto", "off", *model.draft_sources)
     if asked not in served:
         needed = f"SPECULATION={asked}" + " and a DRAFT_MODEL" * (asked == "draft")

@@ -1,7 +1,7 @@
 """The bounded queue between request threads and the decode thread.
 
-Any thread may call anything here. A cancelled request leaves at once, wherever it is in line, so
-that it takes no room from requests whose clients still wait.
+Any thread may call anything here, unless its docstring says otherwise. A cancelled request leaves
+at once, wherever it is in line, so it takes no room from requests whose clients still wait.
 """
 
 import heapq
@@ -17,14 +17,14 @@ from inference_api.request import GenerationRequest
 
 RATE_WINDOW = 64  # number of calls of `get` over which the drain rate is measured
 MAX_RETRY_AFTER_S = 60
-PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
+PRIORITY_S = 10.0  # one step of priority counts as much as waiting for this time
 
-QueueRank = tuple[float, int]  # order in line: arrival shifted by priority, then a running number
+QueueRank = tuple[float, int]  # place in line: arrival shifted by priority, then a running number
 
 
 class Waiting(NamedTuple):
-    """Requests that wait for one model. `oldest_came_s` is when the longest-waiting request came,
-    whatever its priority; 0 if none waits."""
+    """Requests that wait for one model. `oldest_came_s` is the arrival time of the one that has
+    waited longest, whatever its priority; 0 if none waits."""
 
     num_requests: int
     oldest_came_s: float
@@ -32,14 +32,14 @@ class Waiting(NamedTuple):
 
 
 class InputQueue:
-    """One line per model, first come, first served.
+    """One line of requests per model, first come, first served.
 
-    At most `max_size` requests wait for a model, and one more for each of its free rows.
-    `num_rows` gives each model's rows. The decode thread takes requests with `get` and calls
-    `row_is_free` when one has ended.
+    At most `max_size` requests may wait for a model, and one more for each of its free rows.
+    `num_rows` has the number of rows of each model. The decode thread takes requests with `get` and
+    calls `row_is_free` when one has ended.
 
-    Each step of priority counts as having come `PRIORITY_S` seconds earlier (lower numbers first).
-    All requests age at the same pace, so their order never changes and none waits for ever.
+    A priority of n counts as arriving n x `PRIORITY_S` seconds later; it may be negative. All
+    requests age at the same pace, so their order never changes and none waits for ever.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class InputQueue:
         clock: Callable[[], float] = time.monotonic,
         shared_rows: int | None = None,
     ) -> None:
-        """With `shared_rows`, the models share them, and `max_size` bounds all lines together."""
+        """If models share rows, `shared_rows` is their number, and `max_size` bounds all lines."""
         self._clock = clock
         self._lines = {model: _Line(max_size, rows) for model, rows in num_rows.items()}
         self._max_size = max_size
@@ -63,9 +63,9 @@ class InputQueue:
     def put(self, request: GenerationRequest, is_first: bool = True) -> None:
         """Add a request to its model's line.
 
-        `is_first` says that it is the first request of its call. Later ones fill the line only up
-        to half, so that a call with many prompts leaves room for others. Raises QueueFull, or, once
-        the queue is closed, the error given to `refuse`.
+        `is_first` says whether it is the first request of its call. Later ones fill the line only
+        half, so that a call with many prompts leaves room for others. Raises QueueFull or, once the
+        queue is closed, the error given to `refuse`.
         """
         with self._lock:
             self._check_room(request.model, is_first)
@@ -94,7 +94,7 @@ class InputQueue:
             return self._lines[model].first()
 
     def take_all(self, model: str) -> list[GenerationRequest]:
-        """Take all of the model's requests out of the line, to refuse them."""
+        """Take all of the model's requests out of its line, so that the caller can refuse them."""
         with self._lock:
             requests = self._lines[model].take_all()
             self._room.notify_all()
@@ -111,19 +111,19 @@ class InputQueue:
             return self._waiting(self._lines[model])
 
     def all_waiting(self) -> dict[str, Waiting]:
-        """Returns what waits by model, without the models for which no request waits."""
+        """Returns `waiting` for each model for which a request waits."""
         with self._lock:
             return {name: self._waiting(line) for name, line in self._lines.items() if len(line)}
 
     def wait_for_request(self, timeout_s: float) -> None:
-        """Wait until a request has come or `wake` was called since the last return, at most
-        `timeout_s`. Decode thread only."""
+        """Wait until a request comes or `wake` is called, for at most `timeout_s`. Returns at once
+        if either has happened since the last return. Decode thread only."""
         self._news.wait(timeout_s)
         self._news.clear()
 
     def wait_for_room(self, model: str, timeout_s: float) -> None:
-        """Wait until `put` would not raise QueueFull for a later request of a call, at most
-        `timeout_s`."""
+        """Wait until there may be room for a later request of a call, or the queue is closed, for
+        at most `timeout_s`."""
         with self._lock:
             if self._refusal is None and self._is_full(model, is_first=False):
                 self._room.wait(timeout_s)
@@ -147,14 +147,14 @@ class InputQueue:
             self._room.notify_all()
 
     def wake(self) -> None:
-        """End a `wait_for_request`, so that the decode thread checks its work."""
+        """End a `wait_for_request`, so that the decode thread looks for work."""
         self._news.set()
 
     def num_waiting(self, model: str) -> int:
         return len(self._lines[model])
 
     def __len__(self) -> int:
-        """Number of requests that wait, for any model."""
+        """Returns the number of waiting requests of all models."""
         return sum(map(len, self._lines.values()))
 
     def _waiting(self, line: "_Line") -> Waiting:
@@ -180,14 +180,14 @@ class InputQueue:
 
 
 class _Line:
-    """Requests that wait for one model. Used under the queue's lock, except for its length."""
+    """The requests that wait for one model. All but its length is used under the queue's lock."""
 
     def __init__(self, max_size: int, num_rows: int) -> None:
         self._max_size = max_size
         self._num_rows = num_rows
         self.num_running = 0
         self._waiting: dict[GenerationRequest, float] = {}  # arrival times, in order of arrival
-        self._heap: list[tuple[QueueRank, GenerationRequest]] = []  # may have requests that left
+        self._heap: list[tuple[QueueRank, GenerationRequest]] = []  # may still have removed ones
         self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
 
     @property
@@ -233,7 +233,7 @@ class _Line:
         return len(self._waiting) >= max_size + num_free_rows
 
     def retry_after_s(self, now_s: float) -> int:
-        """Returns when a new request could start: the line's length over the drain rate."""
+        """Returns the seconds until a new request could start: the line's length / drain rate."""
         if len(self._taken_at_s) < 2:
             return 1
         elapsed_s = now_s - self._taken_at_s[0]

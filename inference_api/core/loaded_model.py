@@ -1,6 +1,6 @@
-"""A model whose weights are in memory: everything that its steps need, as one value.
+"""A model whose weights are in memory, with everything that its steps need.
 
-It belongs to the decode thread; only `served` is for any thread.
+It belongs to the decode thread, except for `served`, which any thread may use.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +21,13 @@ from inference_api.settings import Settings
 
 
 class DraftModel(Protocol):
-    """A loaded smaller model that guesses for another, and the pages of its rows."""
+    """A loaded smaller model that guesses tokens for another one, and the pages of its rows."""
 
     runner: ModelRunner
     pages: RowPages
 
     def give_up(self) -> None:
-        """Drop all pages, because a row needs them more. Guessing begins again later."""
+        """Drop all pages, because a row needs them more. The model may guess again later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class LoadedModel:
             self.rows.pages.forget_cached()
 
     def write_pages(self) -> bool:
-        """Write some of the pages that ended rows have left to disk, count what was read, and make
-        memory ready for more. Returns whether to call it soon again."""
+        """Write some of the pages that ended rows have left to disk, count the tokens read from
+        disk, and prepare memory for further reads. Returns whether to call it again soon."""
         disk = self.rows.pages.disk
         if disk is None:
             return False
@@ -81,24 +81,24 @@ class LoadedModel:
         return disk.prepare() or has_more
 
     def wait_for_pages(self) -> None:
-        """Called if no model has a step: wait a little for pages that are being read."""
+        """Wait briefly for pages that are being read. Called if no model has a step."""
         if (disk := self.rows.pages.disk) is not None:
             disk.settle(READ_WAIT_S)
 
     def flush_pages(self, seconds: float) -> None:
-        """Write to disk what ended rows have left, as far as so much time suffices."""
+        """Write the pages that ended rows have left to disk, for at most so many seconds."""
         if (disk := self.rows.pages.disk) is not None:
             disk.flush(seconds)
 
     def close(self) -> None:
-        """Called once, after the last step and `flush_pages` of all models."""
+        """Release the model. Called once, after the last step and `flush_pages` of all models."""
         if (disk := self.rows.pages.disk) is not None:
             disk.close()
         self.runner.close()
 
     def decode(self, clock: Callable[[], float]) -> PlannedStep:
-        """Run the next step, and draft for the one after it. Returns the step, which is empty if no
-        row has work."""
+        """Run the next step, and draft for the step after it. Returns the step, which is empty if
+        no row has work."""
         rows, runner, totals = self.rows, self.runner, self.served.totals
         step = self.planner.plan()
         totals.pauses += rows.take_pauses()
@@ -134,7 +134,7 @@ class LoadedModel:
                 self.served.depths.add(event.drafted_tokens, event.accepted_tokens)
 
     def learn_turn(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
-        """Learn how many seconds a turn took inside the model, and outside it."""
+        """Learn how many seconds a turn took in the model, and in the rest of the loop."""
         totals = self.served.totals
         totals.steps += 1
         totals.model_s += model_s
@@ -147,7 +147,7 @@ class LoadedModel:
 
 
 def snapshot_of(served: ServedModel, models: Mapping[str, LoadedModel]) -> ModelSnapshot:
-    """Returns a model's state. A model that is not in memory has neither rows nor pages."""
+    """Returns a model's state. `models` are those in memory; others have no rows and pages."""
     model, totals = models.get(served.name), replace(served.totals)
     if model is None:
         return ModelSnapshot(totals=totals, depths=served.depths.copy())

@@ -1,6 +1,6 @@
 """The open output queues: one for each request that has a reader.
 
-A request thread opens a queue, which its request carries to the decode thread, and closes it in
+A request thread opens a queue, which its request carries to the decode thread, and closes it at
 the end. Any thread may call anything here. The lock is never held while a thread waits.
 """
 
@@ -18,8 +18,8 @@ class OutputQueues:
         self._lock = Lock()
 
     def open(self, model: str, wanted: str | None = None) -> OutputQueue:
-        """Returns a queue for an answer of `model` with the wanted session id, or with a new id if
-        none is wanted or a live session has it."""
+        """Returns a queue for an answer of `model`. Its session id is the wanted one, or a new one
+        if none is wanted or a live session has it."""
         with self._lock:
             is_free = wanted and all(queue.session_id != wanted for queue in self._open)
             queue = OutputQueue(
@@ -35,7 +35,7 @@ class OutputQueues:
             queue.put(event)
 
     def close(self, queue: OutputQueue) -> None:
-        """Idempotent."""
+        """Close a queue. Idempotent."""
         queue.is_closed = True
         with self._lock:
             self._open.discard(queue)

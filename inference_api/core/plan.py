@@ -1,4 +1,4 @@
-"""Plans a step of a model: which prompt tokens, and which tokens of decoding rows, are in it.
+"""Plans the steps of a model: chooses the prompt tokens and decoding rows' tokens of each step.
 
 Decode thread only.
 """
@@ -14,16 +14,16 @@ from inference_api.request import OutputQueue, TokenEvent
 from inference_api.runner import MAX_STEP_TOKENS, ModelRunner, RowResult, RowStep
 from inference_api.settings import Settings
 
-MIN_CHUNK_TOKENS = 8  # so that prompts make progress whatever the budget
+MIN_CHUNK_TOKENS = 8  # lets prompts make progress even if the budget is used up
 
 
 def chunk_tokens(settings: Settings, runner: ModelRunner | ServedModel) -> int:
-    """Returns the most prompt tokens that a step may have, by PREFILL_CHUNK_TOKENS."""
+    """Returns the most prompt tokens of a step: PREFILL_CHUNK_TOKENS, or the runner's default."""
     return settings.prefill_chunk_tokens or runner.chunk_tokens
 
 
 def budget_tokens(settings: Settings, max_rows: int) -> int:
-    """Returns the most tokens of a step in which rows decode, prompts included, by ITL_BUDGET."""
+    """Returns the most tokens, prompts included, of a step with decoding rows: see ITL_BUDGET."""
     return round(settings.itl_budget * max_rows)
 
 
@@ -33,12 +33,12 @@ class PlannedStep:
 
     prompts: list[tuple[UserRow, RowStep]] = field(default_factory=list)
     decoding: list[tuple[UserRow, RowStep]] = field(default_factory=list)
-    # Accepted tokens of each draft, once drawn.
+    # `accept` fills `kept` with the accepted tokens of each draft, and the next two fields.
     kept: list[tuple[RowStep, Sequence[int]]] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)  # one per decoding row, once drawn
-    events: list[tuple[OutputQueue, TokenEvent]] = field(default_factory=list)  # once drawn
+    outcomes: list[Outcome] = field(default_factory=list)  # one per decoding row
+    events: list[tuple[OutputQueue, TokenEvent]] = field(default_factory=list)
     model_s: float = 0.0  # seconds inside the model
-    reused_tokens: int = 0  # prompt tokens that other rows prefilled after these rows began
+    reused_tokens: int = 0  # prompt tokens that other rows prefilled while these rows waited
 
     @property
     def rows(self) -> list[RowStep]:
@@ -55,7 +55,7 @@ class PlannedStep:
         return not (self.prompts or self.decoding)
 
     def accept(self, results: Sequence[RowResult]) -> None:
-        """Give the drawn tokens to the rows, and keep the events for their readers."""
+        """Give the drawn tokens to the rows, and collect the events for their readers."""
         for (row, _), result in zip(self.prompts, results, strict=False):
             row.prompt_logprobs += [each.logprobs for each in result.drawn if each.logprobs]
             if row.pooled is not None and result.hidden is not None:
@@ -66,7 +66,7 @@ class PlannedStep:
             if row.pooled is not None and result.hidden is not None:
                 row.pooled.add(result.hidden[:1])
             if len(drawn) > 1:
-                drafted_tokens = max(step.positions) - step.start  # for a tree, its depth
+                drafted_tokens = max(step.positions) - step.start  # the depth, if it is a tree
                 tokens, drawn = accepted_branch(step, drawn)
                 self.kept.append((step, tokens))
                 last = tokens[-1]
@@ -87,7 +87,7 @@ class StepPlanner:
         drafts: DraftSource | None = None,
         costs: StepCosts | None = None,
     ) -> None:
-        """`costs` estimates step times, for ITL_BUDGET_MS."""
+        """`costs` estimates step times; ITL_BUDGET_MS has no effect without it."""
         self._rows = rows
         self._max_rows = len(rows.users)
         self._is_batch_invariant = runner.is_batch_invariant
@@ -102,8 +102,8 @@ class StepPlanner:
         self._drafted: tuple[Sequence[UserRow], Mapping[int, Draft]] = (), {}
 
     def plan(self) -> PlannedStep:
-        """Returns the next step: prompts as far as they fit, the oldest first; one token of each
-        prefilled row, with rows whose prompt ends here; and drafts in the room that is left."""
+        """Returns the next step: prompt tokens as far as they fit, the oldest prompts first; one
+        token of each row whose prompt is prefilled or ends here; drafts in the remaining room."""
         step, decoding = PlannedStep(), self._going_on()
         drafts = self._taken_drafts(decoding)
         room_tokens = self.room_tokens(len(decoding))
@@ -116,7 +116,7 @@ class StepPlanner:
             if drafts:
                 share_tokens = max(room_tokens, 0) // len(drafts)
                 drafts = {index: each.first(share_tokens) for index, each in drafts.items()}
-        # While prompts wait, there will be no room for guesses in the next step.
+        # Prompts that still wait will fill the next step and leave no room for guesses.
         has_waiting = bool(prompts and self._rows.prefilling())
         self._guessable = () if has_waiting or self._drafts is None else decoding
         wants_hidden = not has_waiting and self._drafts is not None and self._drafts.wants_hidden
@@ -131,16 +131,16 @@ class StepPlanner:
     def draft(self) -> None:
         """Draft for the rows that decode in the next step, unless prompts will take the room.
 
-        Call it before events are published: publishing wakes threads, which would hold the
-        interpreter while drafts are made.
+        Call it before events are published: publishing wakes other threads, which would then hold
+        the interpreter lock while drafts are made.
         """
         if self._drafts is not None and self._guessable:
             rows = [row for row in self._guessable if row.finish_reason is None]
             self._drafted = rows, self._drafts.propose(rows)
 
     def _going_on(self) -> list[UserRow]:
-        """Returns the decoding rows, each with a page for its next token. If pages run out, the row
-        admitted last pauses."""
+        """Returns the decoding rows, each with a page for its next token. If pages run out, the
+        rows admitted last pause."""
         rows, decoding = self._rows, self._rows.decoding()
         lacking = [row for row in decoding if row.num_cached >= row.room_tokens]
         if all(rows.reserve(row, 1) for row in lacking):
@@ -153,8 +153,8 @@ class StepPlanner:
     def _reserved(self, row: UserRow, draft: Draft) -> Draft | None:
         """Reserve pages for the row's next token and its draft.
 
-        Returns the draft, or an empty one if pages are too few for it; None if there is no page for
-        the next token, and the row has to wait.
+        Returns the draft, or an empty draft if there are too few pages for it. Returns None if
+        there is no page even for the next token; the row then has to wait.
         """
         if draft.token_ids:
             draft = row.fitting(draft)
@@ -163,15 +163,15 @@ class StepPlanner:
         return NO_DRAFT if self._rows.reserve(row, 1) else None
 
     def _has_room(self, row: UserRow, num_tokens: int) -> bool:
-        """Returns whether there are pages for the next tokens of a prompt. If not, the prompt
-        waits, unless its request was admitted first of all: others then pause for it."""
+        """Reserves pages for the next tokens of a prompt. Returns False if there are too few, and
+        the prompt has to wait. Other rows pause for the row that was admitted first."""
         if self._rows.reserve(row, num_tokens):
             return True
         is_first = all(row.number <= each.number for each in self._rows.busy())
         return is_first and self._rows.make_room(row, num_tokens)
 
     def _taken_drafts(self, decoding: Sequence[UserRow]) -> Mapping[int, Draft]:
-        """Returns the drafts made earlier, for rows that still decode."""
+        """Takes the drafts that `draft` made. Returns those for rows that still decode."""
         rows, drafts = self._drafted
         self._drafted = (), {}
         if not drafts:
@@ -186,9 +186,10 @@ class StepPlanner:
     def room_tokens(self, num_decoding: int) -> int:
         """Returns how many prompt tokens fit into a step in which `num_decoding` rows decode.
 
-        If rows decode, the step may take ITL_BUDGET_MS; without that setting, ITL_BUDGET times a
-        step in which all rows decode, taking time as proportional to tokens. A runner that is not
-        batch invariant computes whole chunks only, with the same cuts whatever the load.
+        If rows decode, the step may take ITL_BUDGET_MS. Without that setting it may take ITL_BUDGET
+        times as long as a step in which all rows decode, if time is proportional to tokens. A
+        runner that is not batch invariant always gets whole chunks, so that the load does not
+        change where a prompt is cut.
         """
         if not num_decoding or not self._is_batch_invariant:
             return self._chunk_tokens
@@ -198,7 +199,7 @@ class StepPlanner:
         return min(self._chunk_tokens, max(left_tokens, MIN_CHUNK_TOKENS))
 
     def _tokens_in_time(self, num_decoding: int) -> int | None:
-        """Returns the prompt tokens that ITL_BUDGET_MS has time for; None without that setting, or
+        """Returns how many prompt tokens fit into ITL_BUDGET_MS; None without that setting, or
         before the first prompt was timed."""
         if self._itl_budget_ms is None or self._costs is None:
             return None
@@ -211,10 +212,10 @@ class StepPlanner:
     def _next_to_prefill(self, room_tokens: int, step: PlannedStep) -> list[tuple[UserRow, int]]:
         """Returns the rows to prefill in this step, and the most tokens that each may take.
 
-        Before that, rows take over what others have prefilled of the same prompts. The row admitted
-        first goes first. Rows with fewer tokens to go may have up to half of the room, the shortest
-        first, so that a short prompt does not wait for all of a long one. Where chunks have to be
-        whole, rows take them in order of admission.
+        Before that, rows take over pages that others have prefilled for the same prompt beginnings.
+        The row admitted first goes first. Rows that lack fewer tokens may take up to half of the
+        room, the shortest first, so that a short prompt does not wait for all of a long one. If the
+        runner is not batch invariant, rows take whole chunks in order of admission.
         """
         rows, first_tokens = self._rows.prefilling(), room_tokens
         if self._is_batch_invariant and len(rows) > 1:
@@ -237,8 +238,8 @@ class StepPlanner:
         return shares
 
     def _take_prompt(self, row: UserRow, room_tokens: int, step: PlannedStep) -> int:
-        """Add chunks of one prompt, up to its end, a border, or the end of the room. Returns how
-        many tokens were added."""
+        """Add chunks of one prompt to the step, up to its end, a border (see `RowPages.borders`) or
+        the end of the room. Returns the number of tokens added."""
         taken_tokens = 0
         while not row.is_prefilled:
             size_tokens = row.chunk_tokens(self._chunk_tokens)
@@ -246,7 +247,7 @@ class StepPlanner:
                 size_tokens = min(size_tokens, room_tokens - taken_tokens)
             if not 0 < size_tokens <= room_tokens - taken_tokens:
                 break
-            if not self._has_room(row, size_tokens + 1):  # and for the token after them
+            if not self._has_room(row, size_tokens + 1):  # one more for the token after them
                 break
             step.prompts.append((row, row.take_prompt(size_tokens)))
             taken_tokens += size_tokens

@@ -8,7 +8,7 @@ from inference_api.runner import Hidden
 
 
 class PooledStates:
-    """The mean of the hidden states of a prompt's tokens, or the last one."""
+    """The mean of the hidden states of a prompt's tokens, or the state of its last token."""
 
     def __init__(self, pooling: Pooling) -> None:
         self._is_mean = pooling == "mean"
@@ -30,6 +30,6 @@ class PooledStates:
     def embedding(self) -> bytes:
         """Returns the vector, of unit length, as float32."""
         assert self._vector is not None, "states were added"
-        # Unit length removes any factor, so the sum serves as the mean.
+        # Scaling to unit length makes the sum and the mean equal.
         length = float(np.linalg.norm(self._vector)) or 1.0
         return (self._vector / length).astype("<f4").tobytes()

@@ -1,4 +1,4 @@
-"""Learns the seconds that a prompt token adds to a step, by how many rows decode in it."""
+"""Learns the seconds that a prompt token adds to a step, by the number of rows that decode."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 FORGET = 0.98  # each step multiplies the weights of earlier steps by this
-MIN_STEPS = 3  # with fewer steps at a number of rows, the steps of all numbers count
+MIN_STEPS = 3  # a number of rows with fewer steps uses the fit of all steps
 MAX_RATIO = 3.0  # a step slower than expected by more than this factor was interrupted
 PRIOR_ERROR = 0.1  # relative error of a step, until errors have been measured
 
@@ -21,11 +21,11 @@ class Point(NamedTuple):
 
 @dataclass(slots=True)
 class _Fit:
-    """Fits seconds = slope x prompt tokens by least squares, so long chunks weigh most. Later
-    steps count more."""
+    """Fits seconds = slope x prompt tokens by least squares, so long chunks weigh most. Recent
+    steps weigh more than old ones."""
 
     steps: float = 0.0
-    rows: float = 0.0  # this and all below: weighted sums over the steps
+    rows: float = 0.0  # this and the next fields are weighted sums over the steps
     tokens_squared: float = 0.0
     product: float = 0.0
     seconds_squared: float = 0.0
@@ -51,10 +51,10 @@ class _Fit:
 
 
 class PromptCosts:
-    """Seconds that each prompt token adds to a step. Decode thread only."""
+    """Estimates the seconds that each prompt token adds to a step. Decode thread only."""
 
     def __init__(self) -> None:
-        self._fits: dict[int, _Fit] = {}  # keyed by the rows' binary digits: 0, 1, 2-3, 4-7, ...
+        self._fits: dict[int, _Fit] = {}  # keyed by rows.bit_length(): rows 0, 1, 2-3, 4-7, ...
         self._all = _Fit()
 
     def learn(self, rows: int, tokens: int, seconds: float) -> None:
@@ -76,7 +76,7 @@ class PromptCosts:
         return fit is not None and fit.steps >= MIN_STEPS
 
     def points(self) -> Sequence[Point]:
-        """Returns the times learned, by ascending numbers of rows."""
+        """Returns the times learned, by ascending number of rows."""
         return [
             Point(fit.rows / fit.steps, fit.slope, fit.error)
             for _, fit in sorted(self._fits.items())

@@ -13,7 +13,7 @@ class GenerationRecord:
 
     model: str
     prompt_tokens: int
-    reused_tokens: int  # prompt tokens taken from a row's cache
+    reused_tokens: int  # prompt tokens that needed no prefill
     completion_tokens: int
     begun_s: float  # on the monotonic clock
     queue_s: float
@@ -22,17 +22,17 @@ class GenerationRecord:
     ttft_s: float
     e2e_s: float
     finish_reason: str
-    tokens_per_s: float | None  # after the first token
-    early_tokens_per_s: float | None  # the first ten of these
-    mean_batch_size: float  # rows decoded together, as this generation met them
-    depths: DraftDepths = field(default_factory=DraftDepths)  # accepted: that the answer has
+    tokens_per_s: float | None  # without the first token
+    early_tokens_per_s: float | None  # the same, for the first ten tokens after the first
+    mean_batch_size: float  # rows that decoded together, averaged over this generation's tokens
+    depths: DraftDepths = field(default_factory=DraftDepths)  # only tokens in the answer count
     tokens_per_step: float | None = None
-    switch: Switch | None = None  # where the model had to be brought into memory
+    switch: Switch | None = None  # set if the request waited for its model to be loaded
 
 
 @dataclass(frozen=True, slots=True)
 class EndedGeneration:
-    """An ended generation that had its first event. `error` is the one that ended it, if any."""
+    """An ended generation that had its first event. `error` is the error that ended it, if any."""
 
     record: GenerationRecord
     caller: Caller
@@ -41,7 +41,7 @@ class EndedGeneration:
 
 
 class Observer:
-    """Base class of observers: called once for each request, on the request's thread."""
+    """Base class of observers. One of its methods is called for each request, on its thread."""
 
     def refused(self, caller: Caller, model: str, error: HearthError) -> None:
         """The request ended before its first token."""

@@ -1,6 +1,6 @@
-"""Which models are in memory, and whose requests may take a row. Decode thread only.
+"""Decides which models are in memory, and whose requests may take a row. Decode thread only.
 
-A server of fixed models always has all of them in memory; for a bundle see `bundle`.
+`FixedModels` keeps all models in memory. For models that are loaded on demand see `bundle`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,17 +15,17 @@ from inference_api.core.served_model import ServedModel
 from inference_api.loading.hardware import available_memory_bytes
 
 LOW_MEMORY_BYTES = 256 * 1024**2
-MEMORY_LOOKS_S = 0.5  # seconds between two looks at how much memory is free
+MEMORY_LOOKS_S = 0.5  # seconds between two checks of the free memory
 
 
 class Residents(Protocol):
     models: Mapping[str, LoadedModel]
-    """Models in memory, by name. Replaced, never changed, so that any thread may read it."""
+    """Models in memory, by name. It is replaced, never changed, so any thread may read it."""
     served: Mapping[str, ServedModel]
     """All models served, by name, in memory or not; the default first."""
 
     def start(self, now_s: float) -> None:
-        """Begin to load the models that are loaded at start."""
+        """Begin to load the models that load at start."""
 
     @property
     def has_started(self) -> bool:
@@ -35,24 +35,24 @@ class Residents(Protocol):
         """Stop loading. Call it after joining the decode thread."""
 
     def turn(self, now_s: float) -> None:
-        """Called at the beginning of every turn of the decode loop."""
+        """Do what is due. Called at the beginning of every turn of the decode loop."""
 
     def to_start(self, now_s: float) -> Iterator[LoadedModel]:
-        """Yields a model that may start a request, until none may. The caller starts the request
-        and calls `started` before it asks for the next model."""
+        """Yields models that may start a request, one for each request. The caller starts it and
+        calls `started` before it asks for the next model."""
 
     def started(self, model: LoadedModel, row: UserRow, now_s: float) -> None:
-        """A request has taken a row."""
+        """Note that a request has taken a row."""
 
     def ended(self, model: LoadedModel, now_s: float) -> None:
-        """A request has given its row back."""
+        """Note that a request has given its row back."""
 
     def idle_s(self, now_s: float) -> float:
-        """Returns how long the loop may sleep while no row is busy and the queue is silent."""
+        """Returns how long the loop may sleep if no row is busy and no request comes."""
 
 
 class FixedModels(Residents):
-    """Models that stay in memory from the start on. Their rows are their own."""
+    """Models that stay in memory from start to end. Each has its own rows."""
 
     has_started = True
 
@@ -71,9 +71,8 @@ class FixedModels(Residents):
         self._looks_at_s = -inf
 
     def turn(self, now_s: float) -> None:
-        """If the machine runs out of memory, give up half of the pages kept for later prompts.
-        Pages take memory only when they are written, and other processes may have taken it
-        first."""
+        """Give up half of the pages kept for later prompts if the machine's memory runs low. Pages
+        take memory only once they are written, and other processes may have taken it by then."""
         if now_s < self._looks_at_s:
             return
         self._looks_at_s = now_s + MEMORY_LOOKS_S
@@ -92,7 +91,7 @@ class FixedModels(Residents):
                 yield model
 
     def idle_s(self, now_s: float) -> float:
-        """Returns how long until waiting requests may take rows."""
+        """Returns the seconds until waiting requests may take rows."""
         opens_at_s = min(
             self._batching.opens_at_s(self._input_queue.waiting(name), num_busy=0)
             for name in self.models

@@ -1,4 +1,4 @@
-"""The fixed user rows: which request each row runs, how far it is, and what its pages hold.
+"""The fixed user rows: the request that each row runs, its progress, and its pages.
 
 Decode thread only.
 """
@@ -24,15 +24,16 @@ from inference_api.request import (
 from inference_api.runner import Draw, Drawn, RowStep
 
 Tokens = tuple[int, ...]
-SPARE_PAGES = 2  # pages left to each running row at an admission, so that none pauses at once
+SPARE_PAGES = 2  # pages that an admission leaves free for each running row, lest it soon pause
 
 
 class Draft(NamedTuple):
-    """Guessed tokens that may follow a row's next one: a chain or, with `parents`, a tree.
+    """Guessed tokens that may follow a row's next token: a chain or, with `parents`, a tree.
 
-    `parents` are indices of earlier guesses, -1 for the row's next token; siblings differ.
-    `likelihoods` are the probabilities that each guess and all its ancestors are drawn. They never
-    rise, so the first guesses of a draft are its best ones, and form a draft themselves.
+    `parents` has for each guess the index of the earlier guess that it follows, or -1 if it follows
+    the row's next token; siblings are different tokens. `likelihoods` has for each guess the
+    probability that it and all its ancestors are drawn. They never rise, so the first guesses of a
+    draft are its best ones, and form a draft themselves.
     """
 
     token_ids: Sequence[int] = ()
@@ -51,18 +52,18 @@ NO_DRAFT = Draft()
 
 @dataclass(slots=True)
 class UserRow:
-    """One request in its row. The last of `tokens` is never prefilled: decoding starts with it."""
+    """One request in its row. The last of `tokens` is not prefilled: decoding starts with it."""
 
     index: int
     request: GenerationRequest
     token_limit: int  # tokens this row may produce, bounded by max_tokens and the context
     admitted_at_s: float
     constraint: Constraint | None = None
-    number: int = 0  # order of admission: the lowest goes first
-    num_cached: int = 0  # leading tokens of prompt and answer that the row's pages hold
-    room_tokens: int = 0  # positions that the row is known to have pages for
+    number: int = 0  # place in the order of admission: the lowest was admitted first
+    num_cached: int = 0  # leading tokens of prompt and answer that are in the row's pages
+    room_tokens: int = 0  # positions for which the row is known to have pages
     reused_tokens: int = 0  # prompt tokens that were cached before the row prefilled any
-    borders: Sequence[int] = ()  # where chunks of the prompt have to end: see `RowPages`
+    borders: Sequence[int] = ()  # positions where chunks of the prompt end: `RowPages.borders`
     switch: Switch | None = None  # the switch that brought its model into memory
     had_begun: bool = False  # whether it had prefilled anything before a pause
     generated: list[int] = field(default_factory=list)
@@ -70,7 +71,7 @@ class UserRow:
     pooled: PooledStates | None = None  # until the first event
     finish_reason: FinishReason | None = None
     on_leave: "Callable[[UserRow], None] | None" = None  # called when it ends or pauses
-    tokens: Tokens = field(init=False)  # to prefill: the prompt and, after a pause, the answer
+    tokens: Tokens = field(init=False)  # the prompt; after a pause, the answer so far, too
     _num_found: int = field(init=False, default=0)  # tokens cached before the row prefilled any
     _prompt_ids: frozenset[int] = field(init=False, default=frozenset())
     _plain_draw: Draw = field(init=False)  # the same in every step
@@ -128,13 +129,13 @@ class UserRow:
         return self.generated[len(self.tokens) - len(self.request.prompt_tokens) :]
 
     def reuse(self, num_tokens: int) -> None:
-        """Note that the row's pages hold the first `num_tokens` tokens already."""
+        """Note that the row's pages already hold the first `num_tokens` tokens."""
         self.num_cached = self._num_found = num_tokens
-        if not self.had_begun:  # else it finds tokens that it has prefilled itself
+        if not self.had_begun:  # else these may be tokens that it prefilled itself before a pause
             self.reused_tokens = num_tokens
 
     def chunk_tokens(self, max_tokens: int) -> int:
-        """Returns how many tokens a chunk of at most `max_tokens` has: it ends at a border."""
+        """Returns the size of the next chunk: at most `max_tokens`, and up to the next border."""
         num_tokens = min(max_tokens, self.lacking_tokens)
         ahead = (each - self.num_cached for each in self.borders if each > self.num_cached)
         return min(num_tokens, next(ahead, num_tokens))
@@ -145,7 +146,8 @@ class UserRow:
         return len(self.tokens) - 1 - self.num_cached
 
     def take_prompt(self, num_tokens: int) -> RowStep:
-        """Returns a step with the next prompt tokens, which score what follows if requested."""
+        """Returns a step with the next prompt tokens, each of which scores its successor if the
+        request asks for log probabilities of the prompt."""
         start = self.num_cached
         self.num_cached += num_tokens
         tokens = self.tokens
@@ -161,12 +163,13 @@ class UserRow:
         return RowStep(self.index, start, token_ids, draws, None, wants_hidden)
 
     def fitting(self, draft: Draft) -> Draft:
-        """Returns a draft, cut to the tokens that the answer may still have."""
+        """Returns the draft, cut to the number of tokens that the answer may still have."""
         room_tokens = self.token_limit - len(self.generated) - 1
         return draft if len(draft.token_ids) <= room_tokens else draft.first(max(room_tokens, 0))
 
     def take_step(self, draft: Draft = NO_DRAFT, wants_hidden: bool = False) -> RowStep:
-        """Returns a step with the last token, which is not cached, and a draft cut by `fitting`."""
+        """Returns a step with the last token, which is not cached yet, and a draft from
+        `fitting`."""
         start = self.num_cached
         self.num_cached += 1
         token_id = self.last_token_id
@@ -186,7 +189,7 @@ class UserRow:
     def accept(
         self, drawn: Sequence[Drawn], batch_size: int, drafted_tokens: int = 0
     ) -> TokenEvent:
-        """Take the drawn tokens of the accepted branch. Returns the event for the session."""
+        """Append the drawn tokens of the accepted branch. Returns the event for the session."""
         generated, num_before = self.generated, len(self.generated)
         logprobs: list[TokenLogprobs] = []
         error: HearthError | None = None
@@ -203,7 +206,7 @@ class UserRow:
                 self.finish_reason = FinishReason.LENGTH
             if self.finish_reason is not None:
                 break
-        self.num_cached += len(drawn) - 1  # all but the last were drafted, so they are written
+        self.num_cached += len(drawn) - 1  # all but the last were drafted, so the step wrote them
         prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
         pooled, self.pooled = self.pooled, None
         return TokenEvent(
@@ -232,7 +235,7 @@ class UserRow:
         return None
 
     def _draw(self, branch: Tokens = ()) -> Draw:
-        """Returns how the token after the answer, and after a draft's `branch`, is drawn."""
+        """Returns how to draw the token after the answer so far and a draft's `branch`."""
         request = self.request
         has_to_go_on = len(self.generated) + len(branch) < request.params.min_tokens
         if self.constraint is None and not branch and not has_to_go_on:
@@ -257,10 +260,10 @@ class RowTable:
     """The user rows of one runner, and their pages.
 
     `users[i]` is the request in row i, or None while the row is free. `pages` holds the KV cache of
-    rows, and what ended rows have left for prompts that begin alike.
+    rows, and the pages that ended rows have left for prompts that begin alike.
 
-    When pages run out, rows pause: the row admitted last gives up its row and pages, and resumes
-    before any new request is admitted. The row admitted first never pauses.
+    When pages run out, requests pause: the request admitted last gives up its row and pages. It
+    resumes before any new request is admitted. The request admitted first never pauses.
     """
 
     def __init__(self, max_rows: int, pages: RowPages) -> None:
@@ -268,8 +271,8 @@ class RowTable:
         self.pages = pages
         self.paused: list[UserRow] = []  # in order of admission
         self.pause_later: Callable[[UserRow], bool] = lambda row: False
-        """Called before a row pauses: may pause one of another model instead, admitted later.
-        Returns whether it did. Set where models share memory."""
+        """Called before a row pauses. It may instead pause a row of another model that was admitted
+        later; returns whether it did. Set if models share memory."""
         self._num_pauses = 0  # since the last `take_pauses`
         self._num_admitted = 0
         self._free = deque(range(max_rows))  # the longest free row first
@@ -278,14 +281,15 @@ class RowTable:
         return bool(self._free)
 
     def may_admit(self, request: GenerationRequest, is_sure: bool = False) -> bool:
-        """Returns whether there is a free row, and pages for the prompt, with SPARE_PAGES for each
-        running row, unless a row `is_sure` for the request; False while any row is paused."""
+        """Returns whether there is a free row, and pages for the prompt and SPARE_PAGES for each
+        running row; without the spare pages if a row `is_sure` for the request. False while any
+        request is paused."""
         has_row = self.has_free_row() and not self.paused
         num_spare = 0 if is_sure else SPARE_PAGES * len(self)
         return has_row and self._has_room(request, request.prompt_tokens, num_spare)
 
     def assign(self, request: GenerationRequest, max_seq_len: int, now_s: float) -> UserRow:
-        """Put a request into a free row. There must be one: see `has_free_row`."""
+        """Put a request into a free row. A row must be free: see `has_free_row`."""
         limits = max_seq_len - len(request.prompt_tokens), request.params.max_tokens
         token_limit = min(each for each in limits if each is not None)
         constraint = None if request.grammar is None else request.grammar()
@@ -295,7 +299,7 @@ class RowTable:
         return self._begin(row)
 
     def resume(self) -> None:
-        """Resume paused rows, as long as there are pages for all of a row's tokens."""
+        """Resume paused rows in order of admission, while there are pages for all their tokens."""
         while self._free and self.paused:
             row, num_spare = self.paused[0], SPARE_PAGES * (len(self) + 2)
             if not self._has_room(row.request, row.tokens, num_spare):
@@ -305,8 +309,8 @@ class RowTable:
             self._begin(row)
 
     def make_room(self, row: UserRow, num_tokens: int) -> bool:
-        """Reserve pages for `num_tokens` more tokens of a row; others pause for it, last admitted
-        first. Returns False if the row itself was admitted last, and paused."""
+        """Reserve pages for `num_tokens` more tokens of a row. If there are too few, rows pause,
+        the last admitted first. Returns False if the row itself had to pause."""
         while not self.reserve(row, num_tokens):
             last = max(self.busy(), key=lambda each: each.number)
             if self.pause_later(last):
@@ -317,18 +321,18 @@ class RowTable:
         return True
 
     def pause(self, row: UserRow) -> None:
-        """Take the row and its pages from a request until `resume`."""
+        """Take its row and pages from a request, which waits for `resume`."""
         self._leave(row)
         insort(self.paused, row.resumed(), key=lambda each: each.number)
         self._num_pauses += 1
 
     def take_pauses(self) -> int:
-        """Returns how many rows have paused since the last call."""
+        """Returns the number of pauses since the last call."""
         num_pauses, self._num_pauses = self._num_pauses, 0
         return num_pauses
 
     def reuse(self, row: UserRow) -> None:
-        """Take over cached pages of a row's prompt, of which there may be more by now."""
+        """Take over the cached pages of a row's prompt. There may be more than at the last call."""
         salt, is_reused = row.request.params.cache_salt, not row.is_whole_needed
         row.reuse(self.pages.begin(row.index, salt, row.tokens, reuses=is_reused))
         row.borders = self.pages.borders(row.index)
@@ -344,7 +348,7 @@ class RowTable:
         return True
 
     def seal(self, row: UserRow) -> None:
-        """Note that the planned tokens of a row are written: others may share its full pages."""
+        """Note that all planned tokens of a row are written, so others may share its full pages."""
         self.pages.seal(row.index, row.num_cached, row.following)
 
     def went_on(self, row: UserRow, start: int) -> None:
@@ -355,7 +359,7 @@ class RowTable:
             self.seal(row)
 
     def free(self, row: UserRow) -> None:
-        """Free the row of a request that has ended, paused ones included."""
+        """Free the row of an ended request, or forget the request if it is paused."""
         if row in self.paused:
             self.paused.remove(row)
         else:
@@ -377,8 +381,8 @@ class RowTable:
         return len(self.users) - len(self._free)
 
     def _has_room(self, request: GenerationRequest, tokens: Tokens, num_spare: int) -> bool:
-        """Returns whether there are pages for `tokens`; always True if no row runs, because one
-        request alone fits."""
+        """Returns whether there are pages for `tokens` and `num_spare` more; always True if no row
+        is busy, because one request alone fits."""
         return not len(self) or self.pages.can_begin(request.params.cache_salt, tokens, num_spare)
 
     def _best_row(self, request: GenerationRequest, tokens: Tokens) -> int:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RunningMean:
-    """The plain mean of up to 1 / `rate` values; after that an exponential moving average, in
-    which a new value weighs `rate`. For one thread."""
+    """The plain mean of up to 1 / `rate` values, then an exponential moving average in which a new
+    value has the weight `rate`. For one thread."""
 
     rate: float
     mean: float = 0.0

@@ -1,4 +1,4 @@
-"""What is known of a model whether or not its weights are loaded: all that request threads need."""
+"""The description of a model that request threads use, whether or not its weights are loaded."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -15,10 +15,10 @@ from inference_api.text.tokens import Tokenizer
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over all steps since start: tokens, and seconds by where they went."""
+    """Sums over all steps since start: tokens, and seconds inside and outside the model."""
 
     steps: int = 0
-    pauses: int = 0  # pauses of rows, for want of pages
+    pauses: int = 0  # pauses of rows because pages ran out
     prefilled_tokens: int = 0
     reused_tokens: int = 0  # prompt tokens that needed no prefill
     disk_tokens: int = 0  # tokens of prompts that were read from disk
@@ -37,8 +37,8 @@ class StepTotals:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as request threads see it, loaded or not. Any thread. The counters since start
-    (`totals`, `depths`) and the learned costs are the decode thread's; they survive unloading."""
+    """A model as request threads see it, loaded or not. Any thread may read it. The decode thread
+    updates `totals`, `depths`, `step_times` and `costs`, which survive unloading."""
 
     name: str
     tokenizer: Tokenizer
@@ -71,8 +71,8 @@ class ServedModel:
     ) -> Self:
         """Returns the description of a runner, loaded or not.
 
-        `prompt_budget` is the budget in bytes that the prompts of all models share; `max_guesses`
-        bounds the guesses of a row in a step.
+        `prompt_budget` is the budget in bytes that the prompts of all models share. `max_guesses`
+        is the most guesses of a row in a step.
         """
         max_rows = runner.max_rows
         return cls(

@@ -1,6 +1,6 @@
-"""The decode thread's phase, snapshots and hooks: how others observe it.
+"""The decode thread's phase, snapshots and hooks, by which others observe it.
 
-All are values, made by the decode thread and read by any thread.
+The decode thread makes phases and snapshots; any thread may read them.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ class ModelSnapshot:
     """State of one model's rows at the end of the last step."""
 
     busy_rows: int = 0
-    paused: int = 0  # requests that wait for pages to resume
+    paused: int = 0  # requests that have paused and wait for pages
     pages: PageCounts = NO_PAGES  # none while the model is not in memory
     draft_pages: PageCounts = NO_PAGES  # none without a draft model
     totals: StepTotals = field(default_factory=StepTotals)
@@ -51,7 +51,7 @@ class Snapshot:
 
     @property
     def pages(self) -> PageCounts:
-        """Pages of all models together; their sizes differ."""
+        """Pages of all models together, although their sizes differ."""
         held, cached, free = zip(*(each.pages for each in self.models.values()), strict=True)
         return PageCounts(sum(held), sum(cached), sum(free))
 
@@ -64,8 +64,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Callbacks of the decode thread, each called once, on that thread. `on_loaded` is called
-    before the first request is taken, the others at the thread's end."""
+    """Callbacks of the decode thread, called on that thread at most once. `on_loaded` is called
+    before it takes the first request; the others are called when it ends because of an error."""
 
     on_loaded: Callable[[], None] = lambda: None
     on_load_failed: Callable[[], None] = lambda: None

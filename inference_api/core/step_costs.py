@@ -1,4 +1,4 @@
-"""Estimates how long a step takes from its tokens: measured at warm-up, corrected by every step."""
+"""Estimates a step's time from its tokens: measured at warm-up, corrected by every step."""
 
 import math
 import time
@@ -16,40 +16,40 @@ from inference_api.core.running_mean import RunningMean
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, ModelRunner, RowStep, place_own_pages
 
-SINGLE_SIZES = 8  # every size up to this is measured, then four sizes of each doubling
+SINGLE_SIZES = 8  # every size up to this is measured, then four sizes per doubling
 RUNS = 5
-RUNS_S = 0.05  # a size that has run for so long is not run again
-MEASURING_S = 1.5  # no further size is measured after so long
+RUNS_S = 0.05  # a size is not run again once its runs took this long
+MEASURING_S = 1.5  # no further size is measured once measuring took this long
 CONTEXT_TOKENS = 64  # tokens in each row's cache while measuring, if there is room
 PROMPT_TOKENS = 64
 PROMPT_RUNS = 2
-TIMED_STEPS = 3  # the fastest of so many steps times a size that warm-up did not measure
+TIMED_STEPS = 3  # the fastest of this many steps times a size that warm-up did not measure
 
 SCALE_RATE = 0.1  # learning rate of the speed that all steps share
 PUBLISH_PERIOD_S = 0.25
-SPEED_S = 5.0  # seconds of step time that the published mean speed covers
+SPEED_S = 5.0  # the published mean speed covers the last steps of this total time
 SIZE_RATE = 0.02  # learning rate of a size's own deviation
 MAX_RATIO = 2.0  # a step off by more than this factor is an outlier of its size
-FORGET_STEPS = 64  # learned deviations are multiplied by FORGET every so many steps
+FORGET_STEPS = 64  # learned deviations are multiplied by FORGET once in this many steps
 FORGET = 0.9
 HELD_UP_RATE = 0.01  # learning rate of the mean delay by interruptions
-MAX_HELD_UP = 20.0
+MAX_HELD_UP = 20.0  # upper bound of a turn's delay, as a multiple of its expected time
 NOISE_RATE = 0.02  # learning rate of the error of a size's estimate
-SIZE_STEPS = 2 / SIZE_RATE - 1  # steps that a mean at SIZE_RATE remembers
+SIZE_STEPS = 2 / SIZE_RATE - 1  # effective number of steps in a mean at SIZE_RATE
 LOOP_RATE = 0.05  # learning rate of the loop's time outside the step
 MAX_LOOP_RATIO = 4.0  # a loop time above this multiple of its mean is an interruption
 
 
 class Contents(NamedTuple):
-    """The contents of a step, counted."""
+    """The numbers of rows and tokens in a step."""
 
     rows: int  # rows that decode
-    tokens: int  # tokens that draw: one for each of these rows, and their drafts
+    tokens: int  # tokens that draw: one for each of these rows, and their drafted tokens
     prompt_tokens: int
 
 
 class StepCount(NamedTuple):
-    """How many steps drew about `tokens` tokens, and how many prompt tokens these steps had."""
+    """The number of steps with about `tokens` tokens that draw, and their prompt tokens."""
 
     tokens: int
     steps: int
@@ -58,24 +58,24 @@ class StepCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepSpeed:
-    """Published step times, at the mean speed over the last SPEED_S of steps. For other threads.
+    """Step times at the mean speed of the last SPEED_S of steps, published for other threads.
 
-    A step of n rows and p prompt tokens takes `decode`(n) + p x `prompt_token`(n); n = 0 counts as
-    1. `speed` is the present speed relative to that at warm-up.
+    A step with n decoding rows and p prompt tokens takes `decode`(n) + p x `prompt_token`(n); for
+    n = 0, `decode`(1) counts. `speed` is the present speed relative to the speed at warm-up.
     """
 
     decode: Sequence[Point] = ()
     prompt_token: Sequence[Point] = ()
     speed: float = 1.0
-    steps: int = 0
-    steps_s: float = 0.0  # since start
-    counts: Sequence[StepCount] = ()  # counts of these steps, by ascending tokens
-    measured_at_s: float | None = None  # since 1970
+    steps: int = 0  # since start
+    steps_s: float = 0.0  # since start, inside the model
+    counts: Sequence[StepCount] = ()  # counts all steps since start, by ascending tokens
+    measured_at_s: float | None = None  # seconds since 1970
 
 
 @dataclass(slots=True)
 class MeanScale:
-    """The mean over the last SPEED_S of steps, weighted by their time. For one thread."""
+    """The mean of the scale over the last SPEED_S of steps, weighted by time. For one thread."""
 
     mean: float = 0.0
     seconds: float = 0.0
@@ -86,38 +86,40 @@ class MeanScale:
 
 
 class StepCosts:
-    """Estimates a step's seconds from its tokens, and the loop's around it. Decode thread only;
-    other threads may read `speed`, which is replaced whole.
+    """Estimates the seconds of a step from its tokens, and of the loop around it. Decode thread
+    only; other threads may read `speed`, which is replaced, never changed.
 
-    A common factor follows the machine's speed: contexts grow, neighbours take the cores. Each size
-    has a slow correction of its own. The first steps of a size that warm-up left out measure it.
+    A factor common to all sizes follows the speed, which falls when contexts grow or other
+    processes take the cores. Each size also has a correction of its own, which changes slowly. The
+    first steps of a size that warm-up left out measure it.
     """
 
     def __init__(
         self, seconds: Mapping[int, float], max_tokens: int, max_rows: int | None = None
     ) -> None:
-        """`seconds` are measured times by size, if any; larger sizes are extrapolated from the last
-        two. `max_rows` is the most tokens of a step without drafts; by default `max_tokens`."""
+        """`seconds` has measured times by size, or is empty; sizes above are extrapolated from the
+        two largest. `max_rows` is the most tokens of a step without drafts, by default
+        `max_tokens`."""
         self.prompts = PromptCosts()
         self.speed = StepSpeed()
         self._max_rows = max_rows or max_tokens
         self._sizes = _sizes(max_tokens)
         self._place_of = [bisect_right(self._sizes, n) - 1 for n in range(max_tokens + 1)]
-        self._seconds = np.ones(max_tokens + 1)  # for each size, as measured
-        self._learned = array("d", self._seconds)  # for each size, as learned since
+        self._seconds = np.ones(max_tokens + 1)  # measured, for each number of tokens
+        self._learned = array("d", self._seconds)  # the same with the corrections learned since
         self._view = np.frombuffer(self._learned)
         ends = [*self._sizes[1:], max_tokens + 1]
         self._places = [range(*each) for each in zip(self._sizes, ends, strict=True)]
         self._scale = 1.0
         self._mean_scale = MeanScale()
-        self._held_up = 1.0  # running mean of actual over expected time, interruptions included
+        self._held_up = 1.0  # running mean of actual / expected time, interruptions included
         self._num_learned = 0
         self._num_steps = 0
         self._steps_s = 0.0
         self._steps = [0] * len(self._sizes)
         self._prompt_tokens = [0] * len(self._sizes)
         self._noise = [PRIOR_ERROR**2] * len(self._sizes)  # mean squares of relative errors
-        # Steps seen per size, decayed like their corrections.
+        # Steps seen of each size; they decay as the corrections do.
         self._counts = [0.0] * len(self._sizes)
         num_places = self._max_rows.bit_length() + 1
         self._loop = [RunningMean(LOOP_RATE) for _ in range(num_places)]
@@ -147,8 +149,8 @@ class StepCosts:
         self.warmed_up(seconds)
 
     def warmed_up(self, seconds: Mapping[int, float]) -> None:
-        """Start from measured seconds by size. If a larger step took less time, the smaller one was
-        interrupted, and takes over its time."""
+        """Start from measured seconds by size. If a larger step took less time than a smaller one,
+        the smaller one was interrupted, and gets the time of the larger one."""
         least_s, of_size = math.inf, {}
         for num_tokens in sorted(seconds, reverse=True):
             least_s = of_size[num_tokens] = min(least_s, seconds[num_tokens])
@@ -157,7 +159,7 @@ class StepCosts:
     def measure_prompt(
         self, runner: ModelRunner, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """Time a prompt in a step of its own, once size 1 is known. Overwrites pages."""
+        """Time a prompt in a step of its own, after `measure`. Overwrites the runner's pages."""
         if not self._measured:
             return
         num_tokens = min(PROMPT_TOKENS, place_own_pages(runner) - 1)
@@ -178,12 +180,11 @@ class StepCosts:
         return self._scale * self._view[num_tokens : num_tokens + more_tokens + 1]
 
     def loop_s(self, rows: int) -> float:
-        """Returns the seconds of an uninterrupted turn outside its step, for about as many rows."""
+        """Returns the seconds of a turn of about this many rows outside its step, uninterrupted."""
         return _nearest(self._loop, rows)
 
     def turn_s(self, rows: int) -> float:
-        """Returns the mean seconds of a turn in which so many rows decode, interruptions
-        included."""
+        """Returns the mean seconds of a turn in which `rows` decode, interruptions included."""
         return self._held_up * self.step_s(max(rows, 1)) + _nearest(self._whole_loop, rows)
 
     def prompt_token_s(self, rows: int) -> float | None:
@@ -192,7 +193,7 @@ class StepCosts:
         return None if relative_s is None else self._scale * relative_s
 
     def learn_turn(self, contents: Contents, model_s: float, loop_s: float) -> None:
-        """Learn how many seconds a turn took inside the model, and outside it."""
+        """Learn how many seconds a turn took in the model, and in the rest of the loop."""
         rows, tokens, prompt_tokens = contents
         self._num_steps += 1
         self._count(contents, model_s)
@@ -235,8 +236,8 @@ class StepCosts:
             self._counts = [FORGET * count for count in self._counts]
 
     def publish(self, now_s: float) -> None:
-        """Replace `speed`; `now_s` is seconds since 1970. Does nothing without a new step, or too
-        soon after the last call, because it takes time from every step."""
+        """Replace `speed`; `now_s` is seconds since 1970. Does nothing if there was no step since,
+        or PUBLISH_PERIOD_S has not passed, because publishing delays the next step."""
         last_s = self.speed.measured_at_s
         if last_s is not None:
             is_soon = abs(now_s - last_s) < PUBLISH_PERIOD_S
@@ -280,7 +281,7 @@ class StepCosts:
         self._prompt_tokens[place] += contents.prompt_tokens
 
     def _learn_prompt(self, contents: Contents, turn_s: float) -> None:
-        """Learn from a turn with prompts: their cost, and, once that is known, the common speed."""
+        """Learn the cost of a turn's prompts and, once that is known, the common speed."""
         rows, tokens, prompt_tokens = contents
         own_s = self.step_s(max(tokens, 1)) + self.loop_s(rows)
         if self.prompts.knows(rows):
@@ -291,7 +292,7 @@ class StepCosts:
         self.prompts.learn(rows, prompt_tokens, (turn_s - own_s) / self._scale)
 
     def _error_s(self, place: int) -> float:
-        """Returns the standard error of a turn's time: of speed, size and loop together."""
+        """Returns the standard error of a turn's time, from the errors of speed, size and loop."""
         size = self._sizes[place]
         weights = SCALE_RATE / (2 - SCALE_RATE) + 1 / (1 + min(self._counts[place], SIZE_STEPS))
         loop = self._whole_loop[size.bit_length()]
@@ -301,7 +302,7 @@ class StepCosts:
     def _time(self, place: int, num_tokens: int, seconds: float) -> None:
         """Learn from one of the first steps of a size that was not measured."""
         if not self._measured:
-            self._scale = seconds / num_tokens  # until some size is known
+            self._scale = seconds / num_tokens  # a rough estimate until some size is measured
         of_place = self._timed.setdefault(place, [])
         of_place.append((seconds / self._scale if self._measured else seconds, num_tokens))
         if len(of_place) == TIMED_STEPS:
@@ -313,7 +314,7 @@ class StepCosts:
             self._measure({**self._measured, size: least_s})
 
     def _start(self, seconds: Mapping[int, float]) -> None:
-        """Start from the seconds of some sizes; the other sizes are interpolated."""
+        """Start from the measured seconds of some sizes. Other sizes are interpolated."""
         if seconds:
             self._scale, self._num_learned = 1.0, 0
             self._mean_scale = MeanScale()
@@ -323,7 +324,7 @@ class StepCosts:
         self._measure(seconds)
 
     def _measure(self, seconds: Mapping[int, float]) -> None:
-        """Take new measured times, keeping what was learned of each size since."""
+        """Take new measured times, and keep the corrections learned for each size."""
         self._measured = dict(seconds)
         corrections = self._view[1:] / self._seconds[1:]
         self._seconds = np.array(_interpolated(seconds or {1: 1.0}, len(self._seconds) - 1))
@@ -332,7 +333,7 @@ class StepCosts:
 
 
 def _nearest(means: Sequence[RunningMean], rows: int) -> float:
-    """Returns the mean for this number of rows, in powers of two, or for the nearest one seen."""
+    """Returns the mean of the group, by powers of two, that is nearest to this number of rows."""
     place = rows.bit_length()
     if means[place].count:
         return means[place].mean
@@ -341,7 +342,7 @@ def _nearest(means: Sequence[RunningMean], rows: int) -> float:
 
 
 def _is_between_powers(size: int) -> bool:
-    """Returns whether a size is no power of two: if time is short, it is interpolated."""
+    """Returns whether a size is no power of two. Such sizes are measured last, if there is time."""
     return size.bit_count() > 1
 
 
@@ -354,7 +355,7 @@ def _sizes(max_tokens: int) -> list[int]:
 
 
 def _step_of(runner: ModelRunner, num_tokens: int, room_tokens: int) -> list[RowStep] | None:
-    """Returns a step with tokens spread over all rows; None if the rows have too little room."""
+    """Returns a step of `num_tokens` tokens, spread over all rows; None if they lack the room."""
     num_rows = min(num_tokens, runner.max_rows)
     most_tokens = -(-num_tokens // num_rows)
     if most_tokens > room_tokens:

@@ -9,10 +9,10 @@ BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Batch sizes are grouped up to a power of two; 0 stands for steps of prompts alone. One thread
-    adds. Any thread may read, and sees each group whole."""
+    """Histograms of step times. Batch sizes are rounded up to a power of two; 0 stands for steps
+    with prompts only. One thread adds. Any thread may read, and sees each group whole."""
 
-    _counts: dict[int, list[int]] = field(default_factory=dict)  # steps, by batch size, then bucket
+    _counts: dict[int, list[int]] = field(default_factory=dict)  # steps by batch size and bucket
     _sums_s: dict[int, float] = field(default_factory=dict)
 
     def add(self, batch_size: int, seconds: float) -> None:
@@ -25,7 +25,7 @@ class StepTimes:
         self._sums_s[size] += seconds
 
     def by_batch_size(self) -> Iterator[tuple[int, list[int], float]]:
-        """Yields for each group its largest batch size, the steps in each bucket (the last one is
-        for times above all bounds), and the sum of their seconds."""
+        """Yields for each group its largest batch size, the number of steps in each bucket (the
+        last is for times above all bounds), and the sum of their seconds."""
         for size, counts in sorted(self._counts.copy().items()):
             yield size, counts.copy(), self._sums_s[size]

@@ -1,4 +1,4 @@
-"""Arrival times of one generation's tokens. Belongs to the generation's request thread."""
+"""Records when one generation's tokens arrive. Belongs to the generation's request thread."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,11 @@ from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.record import GenerationRecord
 from inference_api.request import GenerationRequest, Switch
 
-FIRST_TOKENS = 10  # how many tokens after the first make up the early rate
+FIRST_TOKENS = 10  # the early rate covers this many tokens after the first
 
 
 class Timeline:
-    """All times are seconds of one monotonic clock. `on_gap` gets every inter-token latency."""
+    """One generation's times, in monotonic seconds. `on_gap` gets every inter-token latency."""
 
     def __init__(self, now_s: float, on_gap: Callable[[float], None]) -> None:
         self._begun_s = now_s
@@ -18,7 +18,7 @@ class Timeline:
         self._admitted_s = now_s
         self._first_s: float | None = None
         self._last_s = now_s
-        self._early_s: float | None = None  # when the last of the first tokens came
+        self._early_s: float | None = None  # arrival of the last token of the early rate
         self._batch_sizes = 0
         self._reused_tokens = 0
         self.switch: Switch | None = None  # the switch that the request waited for
@@ -27,8 +27,8 @@ class Timeline:
         self.completion_tokens = 0
 
     def tokens(self, now_s: float, num_tokens: int, batch_size: int) -> None:
-        """Record `num_tokens` that came together from a step of `batch_size` rows. Each takes an
-        equal share of the time since the tokens before."""
+        """Record `num_tokens` tokens from one step of `batch_size` rows. They share the time since
+        the previous tokens equally."""
         num_gaps = num_tokens
         if self._first_s is None:
             self._first_s = self._last_s = now_s
@@ -43,13 +43,13 @@ class Timeline:
             self._early_s = now_s
 
     def admitted(self, at_s: float, reused_tokens: int, switch: Switch | None = None) -> None:
-        """Record that the request got a user row, with `reused_tokens` of its prompt cached."""
+        """Record that the request got a row, and `reused_tokens` of its prompt from the cache."""
         self._admitted_s = at_s
         self._reused_tokens = reused_tokens
         self.switch = switch
 
     def drafted(self, drafted_tokens: int, accepted_tokens: int) -> None:
-        """Record a verified draft: tokens tried, tokens kept."""
+        """Record a verified draft by the number of its tokens, and of those accepted."""
         self._depths.add(drafted_tokens, accepted_tokens)
 
     def record(self, request: GenerationRequest, finish_reason: str) -> GenerationRecord:

@@ -1,4 +1,4 @@
-"""Page tables for a runner without them: each page belongs to one row.
+"""Page tables for a runner that has none, because each of its pages belongs to one row.
 
 Decode thread only, except for the counts of pages.
 """
@@ -15,14 +15,13 @@ from inference_api.runner import ModelRunner, PageLayout
 class BoundRowPages(RowPages):
     """Page `row * (num_pages // max_rows) + i` can only be the i-th page of that row.
 
-    Pages are therefore copied instead of shared. A row that begins reuses nodes of the prefix tree
-    that lie in its own pages without a copy. A node may lie in a page of a free row while other
-    rows hold copies of it.
+    Pages are therefore copied instead of shared. A new row needs no copy of the nodes that lie in
+    its own pages. A node may lie in a page of a free row while other rows hold copies of it.
     """
 
     def best_row(self, free_rows: Sequence[int], root: Hashable, prompt: Sequence[int]) -> int:
-        """Returns the row that needs the fewest copies and loses the fewest cached pages; among
-        equals, the longest free one."""
+        """Returns the row that needs the fewest copies and loses the fewest cached pages; of
+        several, the one that has been free longest."""
         match = self._match(root, encode(prompt))
         nodes = match.nodes if match.tail is None else (*match.nodes, match.tail)
         kept = Counter(page // self._row_pages for page in self._tree.nodes)
@@ -65,7 +64,7 @@ class BoundRowPages(RowPages):
         held.nodes.append(node)
 
     def _evict(self) -> bool:
-        """Evict a cached page, but no node of which a row holds a copy."""
+        """Evict a cached page of a node that no row holds."""
         held = {node for each in self._rows.values() for node in each.nodes}
         node = next((each for each in self._tree.nodes.values() if each not in held), None)
         if node is not None:
@@ -74,8 +73,8 @@ class BoundRowPages(RowPages):
 
 
 class ChunkMemory:
-    """Groups a runner's pages so that one page here is as long as a chunk of a prompt, because only
-    whole chunks are computed with the same bits."""
+    """Groups a runner's pages into pages as long as whole chunks of a prompt, because only whole
+    chunks are always computed with the same bits."""
 
     def __init__(self, runner: ModelRunner, chunk_tokens: int) -> None:
         small = runner.layout

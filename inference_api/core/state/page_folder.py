@@ -1,8 +1,8 @@
-"""A folder of pages of KV memory: what outlives its place in memory, and the process.
+"""A folder of pages of KV memory, which outlive their place in memory and the process.
 
-A record's file is `KEY.PARTS`: its key, and which of its parts it has, both in hexadecimal. It
-holds a checksum and the parts. A file is complete or absent. One that was damaged is removed, and
-so are those used least recently, while all together take more than the limit.
+Each record has a file `KEY.PARTS`, named in hexadecimal by its key and by the bits of the parts
+that it has. The file holds a checksum and the parts. It is complete or absent. Damaged files are
+removed, and while all files together exceed the limit, the least recently used ones, too.
 """
 
 import logging
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{1,16})")
 DRAFT = ".draft"
-MAX_DRAFT_S = 3600.0  # a file is written in less
+MAX_DRAFT_S = 3600.0  # an older draft was left by a process that was killed
 MAGIC = b"HPF1"
-HEADER_BYTES = len(MAGIC) + 4  # and a CRC-32
-QUEUED_RECORDS = 4  # waiting to be written
-MAX_READERS = 4  # threads, each with a record
-WAIT_S = 60.0  # the writer waits so long for a record, and then again
+HEADER_BYTES = len(MAGIC) + 4  # 4 bytes for a CRC-32
+QUEUED_RECORDS = 4  # at most this many records wait to be written
+MAX_READERS = 4  # threads that read one record each
+WAIT_S = 60.0  # timeout of the writer's wait for a record; waits are repeated
 JOIN_TIMEOUT_S = 5.0
-STEP_NS = 1000  # between the dates of files
-OWNERS_FOLDER = 0o700  # pages tell what was prompted
+STEP_NS = 1000  # difference between the dates of consecutive files
+OWNERS_FOLDER = 0o700  # for the owner alone, because pages reveal prompts
 ON_CUDA = "PREFIX_CACHE_DIR is for the CPU; unset it, or set DEVICE=cpu."
-LESS_URGENT = 10  # niceness beyond that of others
+LESS_URGENT = 10  # niceness added to that of other threads
 ZEROS = Path("/dev/zero")
 
 
@@ -48,7 +48,7 @@ def make_writable(folder: Path) -> None:
 
 
 class Stored(NamedTuple):
-    """What a file has."""
+    """What is known of a record's file."""
 
     parts: int
     size_bytes: int
@@ -61,15 +61,15 @@ class PageRecord(NamedTuple):
 
 
 class PageFolder:
-    """Records by key, at most `max_bytes` of them. Threads of its own read and write. Decode thread
-    only, except for `parts`."""
+    """Records by key, which take at most `max_bytes` together. Its own threads read and write them.
+    Decode thread only, except for `parts`."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Raises OSError if the folder cannot be used."""
         self._folder = folder
         self._max_bytes = max_bytes
         make_writable(folder)
-        self._lock = Lock()  # guards the two below
+        self._lock = Lock()  # guards the next two fields
         self._stored: OrderedDict[bytes, Stored] = OrderedDict()  # least recently used first
         self._num_bytes = 0
         self._find_files()
@@ -78,7 +78,7 @@ class PageFolder:
         self._has_failed = False
         self._writer = Thread(target=self._write_all, name="prefix-writer", daemon=True)
         self._writer.start()
-        self._readers = ThreadPoolExecutor(MAX_READERS, "prefix-reader")  # start when needed
+        self._readers = ThreadPoolExecutor(MAX_READERS, "prefix-reader")  # starts them when needed
         self._preparer = ThreadPoolExecutor(1, "prefix-memory", _be_less_urgent)
 
     @property
@@ -89,36 +89,36 @@ class PageFolder:
         return len(self._stored)
 
     def parts(self, key: bytes) -> int | None:
-        """Returns which parts a record has, or None if there is no record."""
+        """Returns the bits of the parts that a record has; None if there is no record."""
         with self._lock:
             stored = self._stored.get(key)
             return None if stored is None else stored.parts
 
     def read(self, key: bytes, parts: int, pages: Sequence[memoryview]) -> Future[bool]:
-        """Have a record's content read into memory, one page after the other.
+        """Have a record's content read into `pages`, one after the other.
 
-        Returns whether it was; not if the record is gone, damaged or has other parts by now. Until
-        then the pages may hold anything. One that is not needed may stand for several.
+        The result is False if the record is gone, damaged or has other parts by now; the pages may
+        then hold anything. One view may stand in for all pages that are not needed.
         """
         return self._readers.submit(self._read, key, parts, pages)
 
     def use(self, key: bytes) -> None:
-        """Count a record, if there is one, as used later than all others."""
+        """Mark a record, if there is one, as the most recently used."""
         with self._lock:
             if key in self._stored:
                 self._stored.move_to_end(key)
 
     def prepare(self, pages: Sequence[memoryview]) -> Future[bool]:
-        """Have the system give memory to pages, when it has nothing better to do. They are cleared.
-        Returns whether it did."""
+        """Have the system give memory to pages, by clearing them in a thread of low priority. The
+        result says whether all were cleared."""
         return self._preparer.submit(_clear, pages)
 
     def wait(self, jobs: Collection[Future[bool]], timeout_s: float) -> None:
-        """Wait until what was asked for has ended."""
+        """Wait until these jobs of `read` or `prepare` have ended, for at most `timeout_s`."""
         futures.wait(jobs, timeout_s)
 
     def put(self, record: PageRecord, timeout_s: float = 0.0) -> bool:
-        """Write a record soon. Returns False if too many wait to be written, or it is closed."""
+        """Queue a record to write. Returns False if the queue stays full, or the folder closed."""
         if self._is_closing:
             return False
         try:
@@ -128,7 +128,7 @@ class PageFolder:
         return True
 
     def close(self) -> None:
-        """Write what waits, and end the threads. May be called again."""
+        """Write the queued records, and end the threads. Idempotent."""
         if not self._is_closing:
             self._is_closing = True
             with suppress(Full):  # the disk is stuck
@@ -139,7 +139,7 @@ class PageFolder:
         self._date_files()
 
     def _date_files(self) -> None:
-        """Date the files in the order of their use, for the next process that finds them."""
+        """Date the files in the order of their use, so that the next process knows it."""
         with self._lock:
             stored = [*self._stored.items()]
         first_ns = time.time_ns() - len(stored) * STEP_NS
@@ -207,13 +207,13 @@ class PageFolder:
                 self._has_failed = True
 
     def _write(self, record: PageRecord) -> None:
-        # What a crash of the machine damages, the checksum tells.
+        # The file need not survive a crash of the machine: the checksum reveals damage.
         path = self._path(record.key, record.parts)
         with whole_file(path, OWNER_ALONE, survives_crash=False) as draft, draft.open("wb") as file:
             file.write(_header(zlib.crc32(record.content)))
             file.write(record.content)
         size_bytes = HEADER_BYTES + len(record.content)
-        if self.parts(record.key) != record.parts:  # the file that it had
+        if self.parts(record.key) != record.parts:  # its former file has another name
             self._remove(record.key)
         self._note(record.key, Stored(record.parts, size_bytes))
         self._trim()
@@ -252,7 +252,7 @@ def _be_less_urgent() -> None:
 
 
 def _clear(pages: Sequence[memoryview]) -> bool:
-    with ZEROS.open("rb", buffering=0) as zeros:  # it lets others have the interpreter
+    with ZEROS.open("rb", buffering=0) as zeros:  # `readinto` releases the interpreter lock
         return all(zeros.readinto(page) == len(page) for page in pages)
 
 

@@ -1,4 +1,4 @@
-"""The pages of a model: which are free, and who holds the others.
+"""The pool of a model's pages: knows which are free, and which rows hold the others.
 
 Decode thread only, except for `limit`, `num_free` and `num_cached`.
 """
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class PageCounts(NamedTuple):
-    """Numbers of pages: held by rows, cached for prompts that begin alike, and free."""
+    """Numbers of pages: held by rows, cached for later prompts, and free."""
 
     held: int = 0
     cached: int = 0
@@ -23,18 +23,18 @@ NO_PAGES = PageCounts()
 
 
 class PagePool:
-    """Counts who holds each page: rows by `take` and `share`, the prefix tree by `keep`.
+    """Counts the rows that hold each page (`take`, `share`), and knows the tree's pages (`keep`).
 
-    A page is a number. It is *cached* if the tree keeps it and no row holds it, and free if neither
-    does. `take` prefers the page freed last, then the lowest page never used, so that little memory
-    is touched. `limit` says how many pages may have memory: never fewer than have it.
+    A page is a number. It is *cached* if only the tree holds it, and free if nothing does. `take`
+    prefers the page freed last, then the lowest page never used, so that little memory is touched.
+    `limit` is how many pages may have memory. It is never lower than the number that have it.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = self.limit = num_pages
         self._num_rows = [0] * num_pages  # for each page, the number of rows that hold it
         self._kept: set[int] = set()
-        self._cached: OrderedDict[int, None] = OrderedDict()  # in the order they were dropped
+        self._cached: OrderedDict[int, None] = OrderedDict()  # in the order rows dropped them
         self._freed: dict[int, None] = {}  # used as a stack
         self._untouched = dict.fromkeys(reversed(range(num_pages)))
 
@@ -53,7 +53,7 @@ class PagePool:
 
     @property
     def oldest_cached(self) -> int | None:
-        """The cached page that rows have not held for the longest time, or None."""
+        """The cached page that rows dropped first, or None."""
         return next(iter(self._cached), None)
 
     @property
@@ -66,7 +66,7 @@ class PagePool:
         return self._num_rows[page] > 0
 
     def take(self) -> int | None:
-        """Take a free page for a row. Returns None if no page is free."""
+        """Takes a free page for a row. Returns None if no page is free."""
         if not self.num_free:
             return None
         page, _ = (self._freed or self._untouched).popitem()
@@ -74,7 +74,7 @@ class PagePool:
         return page
 
     def take_untouched(self, num_pages: int) -> list[int]:
-        """Take up to `num_pages` pages that have no memory."""
+        """Takes up to `num_pages` pages that have no memory yet."""
         room = min(num_pages, self.limit - self.num_touched)
         taken = [self._untouched.popitem()[0] for _ in range(room)]
         for page in taken:
@@ -82,7 +82,7 @@ class PagePool:
         return taken
 
     def share(self, page: int) -> None:
-        """Let one more row hold this page, which may have been free."""
+        """Let one more row hold this page, which may be free so far."""
         if not self._num_rows[page]:
             if page in self._kept:
                 del self._cached[page]
@@ -113,8 +113,8 @@ class PagePool:
             self._freed[page] = None
 
     def give_back(self, num_pages: int) -> list[int]:
-        """Remove up to `num_pages` free pages that have memory, and count them as never used.
-        Returns them, so that the caller can release their memory."""
+        """Count up to `num_pages` free pages that have memory as never used. Returns these pages,
+        so that the caller can release their memory."""
         given_back = [self._freed.popitem()[0] for _ in range(min(num_pages, len(self._freed)))]
         self._untouched.update(dict.fromkeys(given_back))
         return given_back

@@ -1,4 +1,4 @@
-"""The prefix tree: pages of computed tokens, each a child of the page before it.
+"""The prefix tree: pages of computed tokens, each of them a child of the page before it.
 
 Decode thread only.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from inference_api.core.state.pool import PagePool
 from inference_api.runner import PageLayout
 
-MIN_REUSED_TOKENS = 8  # computing fewer takes no longer than copying them
+MIN_REUSED_TOKENS = 8  # copying fewer tokens saves no time over computing them
 TOKEN_BYTES = array("i").itemsize
 BEGINNING_BYTES = MIN_REUSED_TOKENS * TOKEN_BYTES
 GONE = -1  # stands for a page that is no longer held
@@ -24,13 +24,13 @@ def encode(tokens: Sequence[int]) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """The tokens of one page, and the page of each group of layers. A root has neither.
+    """The tokens of one page, and their page in each group of layers. A root has neither.
 
     A node with fewer tokens than fit into a page is a *tail*: the end of a request. A tail has no
     children and no row holds it; a row that continues from it copies its pages.
 
-    In a model with recurrent layers, a row can continue only after a node whose `state` has pages
-    with their state there; in a tail, only at its end.
+    In a model with recurrent layers, `state` has pages with their state after the node's tokens. A
+    row can continue only after a node that has one, which for a tail means after its last token.
     """
 
     tokens: bytes = b""
@@ -39,15 +39,15 @@ class Node:
     name: Hashable = None  # a root's key
     children: dict[bytes, "Node"] = field(default_factory=dict)
     similar: dict[bytes, "Node"] = field(default_factory=dict)
-    """The child used last of those that begin with the same MIN_REUSED_TOKENS tokens."""
+    """The most recently used child for each beginning of MIN_REUSED_TOKENS tokens."""
     state: list[int] = field(default_factory=list)
-    tail_bytes: set[int] = field(default_factory=set)  # lengths of tails that had a state
-    key: bytes = b""  # on disk; empty until it is needed
+    tail_bytes: set[int] = field(default_factory=set)  # lengths of child tails that had a state
+    key: bytes = b""  # the key on disk; empty until it is needed
 
 
 class PrefixMatch(NamedTuple):
-    """What the tree has of a prompt: nodes of whole pages, then a node that begins like the rest,
-    and how many of its tokens are the same."""
+    """The part of a prompt that the tree has: nodes of whole pages, then a node that begins like
+    the rest of the prompt, and how many of its tokens are the same."""
 
     nodes: Sequence[Node] = ()
     tail: Node | None = None
@@ -62,8 +62,8 @@ class PrefixMatch(NamedTuple):
 
 
 class PrefixTree:
-    """Sequences of tokens under roots, such as one for each model and adapter. Tokens are given as
-    `encode` returns them. The tree keeps the pages of its nodes in `pool`."""
+    """Sequences of tokens under roots. Tokens are as `encode` returns them. The tree keeps the
+    pages of its nodes in `pool`."""
 
     def __init__(self, pool: PagePool, layout: PageLayout) -> None:
         self.nodes: dict[int, Node] = {}  # the node of each page
@@ -73,12 +73,12 @@ class PrefixTree:
         self._roots: dict[Hashable, Node] = {}
 
     def root(self, name: Hashable) -> Node:
-        """Returns the root under which first pages are sealed. It is removed with the last page."""
+        """Returns the root with this name, maybe a new one. It is removed with its last page."""
         return self._roots.setdefault(name, Node(name=name))
 
     def match(self, name: Hashable, tokens: bytes) -> PrefixMatch:
-        """Returns the longest beginning of `tokens` after which a row can continue. A longer one
-        may be in the tree, without pages that a layer's window would need there."""
+        """Returns the longest beginning of `tokens` after which a row can continue. The tree may
+        have more of them, but lack pages within an attention window or a recurrent state there."""
         root, size = self._roots.get(name), self._page_bytes
         if root is None:
             return PrefixMatch()
@@ -96,7 +96,7 @@ class PrefixTree:
         return PrefixMatch(nodes, tail, num_common(rest, tail.tokens) // TOKEN_BYTES)
 
     def walk(self, name: Hashable, tokens: bytes) -> list[Node]:
-        """Returns the nodes of the first whole pages of `tokens`, whatever pages they have."""
+        """Returns the nodes of the first whole pages of `tokens`, even if they have lost pages."""
         node, nodes, size = self._roots.get(name), list[Node](), self._page_bytes
         for first in range(0, len(tokens) - size + 1, size):
             node = None if node is None else node.children.get(tokens[first : first + size])
@@ -106,8 +106,8 @@ class PrefixTree:
         return nodes
 
     def num_held(self, name: Hashable, pages: Iterable[bytes]) -> int:
-        """Returns how many of these whole pages, from the first on, rows hold already. Counts the
-        layers without a window."""
+        """Returns how many of these whole pages, from the first on, rows hold already, in the first
+        group of layers without a window."""
         node, count = self._roots.get(name), 0
         group = self._layout.windows.index(None)
         for tokens in pages:
@@ -120,8 +120,9 @@ class PrefixTree:
     def seal(self, parent: Node, tokens: bytes, pages: Sequence[int]) -> Node:
         """Returns the node for `tokens` after `parent`, which is a root or held by a row.
 
-        A new node keeps `pages`; an existing one keeps those that it lacks. A tail that an existing
-        node begins with is not added, and a tail replaces a shorter one that it begins with.
+        A new node keeps `pages`; an existing one keeps only those that it lacks. If the most recent
+        similar node begins with `tokens`, that node is returned instead of a new tail. If `tokens`
+        begin with a shorter tail, the new node replaces it.
         """
         node = parent.children.get(tokens)
         if node is None:
@@ -139,7 +140,7 @@ class PrefixTree:
         return node
 
     def keep_state(self, node: Node, pages: Sequence[int]) -> None:
-        """Keep pages, which a row holds, as the recurrent state after a node without one."""
+        """Keep `pages`, which a row holds, as the recurrent state of a node that has none."""
         node.state = [*pages]
         for page in pages:
             self.nodes[page] = node
@@ -148,29 +149,29 @@ class PrefixTree:
             node.parent.tail_bytes.add(len(node.tokens))
 
     def touch(self, node: Node) -> None:
-        """Mark the node as the last used of those that begin alike."""
+        """Mark the node as the most recently used of its siblings that begin alike."""
         assert node.parent is not None, "nobody uses a root"
         node.parent.similar[node.tokens[:BEGINNING_BYTES]] = node
 
     def move(self, node: Node, page: int) -> None:
-        """Keep `page`, a copy of the node's page that a row holds, instead of the old one."""
+        """Let the node keep `page`, a copy of its page that a row holds, instead of its own."""
         if [page] != node.pages:
             self._forget(node, 0)
             self._keep(node, 0, page)
 
     def take(self) -> int:
-        """Take a page for a row: a free one, or a cached one. There must be one."""
+        """Take a page for a row. At least one page must be free or cached."""
         while (page := self._pool.take()) is None:
             has_evicted = self.evict()
             assert has_evicted, "a cached page can be evicted"
         return page
 
     def evict(self) -> bool:
-        """Evict the cached page that was dropped first, and nodes that need it. Returns False if
-        rows hold all pages.
+        """Evict the cached page that was dropped first, and the nodes that need it. Returns False
+        if no page is cached.
 
-        Rows drop their last pages first, so an idle conversation is evicted from its end, and
-        before a fresher one.
+        Rows drop their last pages first, so conversations are evicted from their end, and those
+        that have been idle longest go first.
         """
         page = self._pool.oldest_cached
         if page is None:
@@ -200,7 +201,7 @@ class PrefixTree:
             self._prune(each)
 
     def _with_state(self, root: Node, nodes: list[Node], tokens: bytes) -> PrefixMatch:
-        """Returns the longest beginning that has a state at its end."""
+        """Returns the longest beginning of `tokens` with a recurrent state at its end."""
         num_alike = len(nodes)
         while True:
             node, first = nodes[-1] if nodes else root, len(nodes) * self._page_bytes
@@ -214,8 +215,8 @@ class PrefixTree:
             nodes.pop()
 
     def _num_whole(self, nodes: Sequence[Node]) -> int:
-        """Returns the longest run of first nodes after which no window lacks a page."""
-        best, lengths = 0, [0] * len(self._layout.windows)  # lengths of runs of pages
+        """Returns the largest number of leading nodes after which no window lacks a page."""
+        best, lengths = 0, [0] * len(self._layout.windows)  # consecutive pages up to this node
         for count, node in enumerate(nodes, 1):
             lengths = [
                 0 if page == GONE else length + 1
@@ -243,7 +244,7 @@ class PrefixTree:
             self._pool.forget(page)
 
     def _prune(self, node: Node) -> None:
-        """Remove a node that has neither pages nor children, and then its parents likewise."""
+        """Remove a node if it has neither pages nor children, then its parents likewise."""
         while node.parent is not None and not node.children and {*node.pages} == {GONE}:
             parent, beginning = node.parent, node.tokens[:BEGINNING_BYTES]
             del parent.children[node.tokens]
@@ -255,7 +256,7 @@ class PrefixTree:
 
 
 def num_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Returns how many leading entries are the same. Both are of one type."""
+    """Returns how many leading entries are the same. Both sequences must have the same type."""
     low, high = 0, min(len(first), len(second))
     while low < high:  # comparing slices is faster than comparing entries
         middle = (low + high + 1) // 2

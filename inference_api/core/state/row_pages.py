@@ -1,6 +1,6 @@
 """The page tables of a model's rows: which page holds which positions.
 
-Decode thread only, except for the three counts of pages.
+Decode thread only, except for the counts of pages.
 """
 
 from collections import deque
@@ -21,19 +21,19 @@ from inference_api.core.state.prefixes import (
 from inference_api.core.state.stored_pages import Disk, PageMemory, StoredPage, StoredPages
 from inference_api.runner import RowMemory
 
-MIN_KEPT_TOKENS = 64  # recurrent state is kept only if at least so many tokens were new
+MIN_KEPT_TOKENS = 64  # recurrent state is kept only after at least this many new tokens
 
 Reuse: TypeAlias = Literal["all", "prompts", "nothing"]
-"""What later requests may reuse: prompts and answers to the token; only whole pages of prompts, if
-the runner is not batch invariant; or nothing."""
+"""What later requests may reuse: all tokens of prompts and answers; only whole pages of prompts,
+for runners that are not batch invariant; or nothing."""
 
 
 @dataclass(slots=True)
 class HeldPages:
-    """The pages of one row: `tables[group][i]` holds the i-th `page_tokens` positions.
+    """The pages of one row: page `tables[group][i]` holds the i-th `page_tokens` positions.
 
-    The first pages are sealed: they are the pages of `nodes` and may be shared. The others are
-    open, and belong to the row alone. Pages that a group's window has passed are GONE.
+    The first pages are sealed: they belong to `nodes` of the tree and may be shared. The others are
+    open: they belong to the row alone. Pages that a group's window has passed are GONE.
     """
 
     row: int
@@ -45,11 +45,11 @@ class HeldPages:
     nodes: list[Node] = field(default_factory=list)
     reused_tokens: int = 0
     borders: Sequence[int] = ()  # see `RowPages.borders`
-    stored: deque[StoredPage] | None = None  # to be read from disk; None before it is looked up
+    stored: deque[StoredPage] | None = None  # still to read from disk; None before the look-up
 
     @property
     def num_places(self) -> int:
-        """How many pages of positions the row has room for."""
+        """The number of pages in each table."""
         return len(self.tables[0])
 
     def pages_at(self, index: int) -> list[int]:
@@ -60,13 +60,13 @@ class RowPages:
     """Pages of running rows, and pages that ended rows leave for prompts that begin alike.
 
     Call `begin` for a row, `reserve` before each step that writes new positions, `seal` after it,
-    and `end` at last. `num_tokens` counts the tokens of prompt and `generated` that are written.
+    and `end` at last. `num_tokens` is how many tokens of prompt and `generated` are written.
     """
 
     def __init__(
         self, memory: RowMemory, max_rows: int, reuse: Reuse = "all", max_seq_len: int | None = None
     ) -> None:
-        """`max_seq_len` bounds the tokens of a row; by default only the number of pages does."""
+        """`max_seq_len` is the most tokens of a row, by default as many as the pages hold."""
         layout = memory.layout
         self._memory, self.layout, self.page_tokens = memory, layout, layout.page_tokens
         most_pages = layout.num_pages // (max_rows if layout.is_bound else 1)
@@ -80,17 +80,18 @@ class RowPages:
         self._rows: dict[int, HeldPages] = {}
         self.disk: StoredPages | None = None
         self.borrow: Callable[[int, int], None] | None = None
-        """Called before free pages run out: may raise the limit by up to so many pages. The second
-        number is how many are needed even if all cached pages go. Set where models share memory;
-        then states of recurrent layers, too, have memory only while a row runs."""
+        """Called with a number of pages before free pages run out: it may raise the limit by up to
+        that many. The second number is how many are needed even if all cached pages are evicted.
+        Set if models share memory; recurrent states, too, then have memory only while a row
+        runs."""
 
     def store(self, disk: Disk, memory: PageMemory) -> None:
-        """Have pages outlive their eviction, and the process, on disk."""
+        """Also keep pages on disk, where they outlive their eviction and the process."""
         self.disk = StoredPages(disk, memory, self.layout, self._tree, self._pool)
 
     @property
     def tokens_per_page(self) -> float:
-        """Tokens that fit into each page, before windows free any."""
+        """A row's tokens per page that it holds, before windows free any pages."""
         return self.page_tokens / self.layout.num_groups
 
     @property
@@ -99,7 +100,7 @@ class RowPages:
 
     @property
     def num_cached(self) -> int:
-        """Pages kept for later prompts that no row holds. They can be taken like free ones."""
+        """Pages that no row holds, kept for later prompts. They can be taken like free ones."""
         return self._pool.num_cached
 
     @property
@@ -113,11 +114,11 @@ class RowPages:
 
     @property
     def counts(self) -> PageCounts:
-        free, cached = self.num_free, self.num_cached  # each read once: they change meanwhile
+        free, cached = self.num_free, self.num_cached  # read once each, because they may change
         return PageCounts(self._pool.limit - free - cached, cached, free)
 
     def can_reserve(self, num_pages: int) -> bool:
-        """Returns whether `num_pages` more pages can be taken: free, borrowed or cached."""
+        """Returns whether `num_pages` more pages can be taken, be they free, borrowed or cached."""
         if self.borrow is not None and (missing := num_pages - self.num_free) > 0:
             self.borrow(missing, missing - self.num_cached)
         if self.disk is not None and num_pages > self.num_free + self.num_cached:
@@ -125,9 +126,9 @@ class RowPages:
         return num_pages <= self._pool.num_free + self._pool.num_cached
 
     def can_begin(self, root: Hashable, tokens: Sequence[int], num_spare: int) -> bool:
-        """Returns whether there are pages for those of `tokens` that no row holds, and `num_spare`
-        pages of each group besides. Always True if all rows together could be full. Pages of a
-        window that rows hold now do not count, because they may be gone by then."""
+        """Returns whether there are pages for the `tokens` that no row holds, and another
+        `num_spare` pages of each group. Always True if there are enough pages for all rows to be
+        full. Held pages of layers with a window do not count, because they may be gone by then."""
         layout, size = self.layout, self.page_tokens
         missing = layout.row_pages(len(tokens)) + num_spare * layout.num_groups
         missing -= self.num_free + self.num_cached
@@ -140,21 +141,22 @@ class RowPages:
         num_full = layout.windows.count(None)
         if not num_full or layout.state_pages:
             return False
-        # Called in every turn while a request waits, so it encodes no more than it looks up.
+        # This runs in every turn while a request waits, so it encodes no more than it looks up.
         missing = -(-missing // num_full)
         ends = range(size, min(len(tokens), missing * size + 1), size)
         pages = (encode(tokens[end - size : end]) for end in ends)
         return self._tree.num_held(root, pages) >= missing
 
     def best_row(self, free_rows: Sequence[int], root: Hashable, prompt: Sequence[int]) -> int:
-        """Returns the best of `free_rows` (the longest free first) for `prompt` to begin in."""
+        """Returns the best of `free_rows`, the longest free first, to begin this prompt in."""
         return free_rows[0]
 
     def begin(self, row: int, root: Hashable, prompt: Sequence[int], *, reuses: bool = True) -> int:
-        """Returns how many tokens of the prompt are cached and need not be computed; never all.
+        """Give the row the cached pages of its prompt. Returns how many tokens are in them and need
+        not be computed; never all tokens.
 
-        Only tokens that were computed under an equal `root` are reused. May be called again while
-        the row has written nothing, since others may have sealed more, or pages have been read.
+        Only tokens that were computed under an equal `root` are reused. Call it again while the row
+        has written nothing: by then others may have sealed more, or pages have been read from disk.
         """
         held = self._rows.get(row)
         if held is None:
@@ -169,12 +171,12 @@ class RowPages:
         return held.reused_tokens
 
     def is_reading(self, row: int) -> bool:
-        """Returns whether the row has more to read from disk, by further calls of `begin`."""
+        """Returns whether the row has more pages to read from disk, by further `begin` calls."""
         return bool(self._rows[row].stored)
 
     def borders(self, row: int) -> Sequence[int]:
-        """Returns the positions in the prompt, ascending, where a chunk has to end, because the
-        state of recurrent layers is kept there when the row is sealed."""
+        """Returns the ascending positions in the prompt where a chunk has to end, because `seal`
+        keeps the state of recurrent layers there."""
         return self._rows[row].borders
 
     def reserve(self, row: int, num_tokens: int) -> bool:
@@ -193,8 +195,8 @@ class RowPages:
         return True
 
     def seal(self, row: int, num_tokens: int, generated: Sequence[int] = ()) -> None:
-        """Note that the row's first `num_tokens` tokens are written and final. Others may share
-        their pages, and pages that windows have passed are dropped."""
+        """Note that the row's first `num_tokens` tokens are written and final, so that others may
+        share their pages. Drops pages that all attention windows have passed."""
         held = self._rows[row]
         self._seal(held, num_tokens, generated)
         if num_tokens in held.borders:
@@ -203,7 +205,7 @@ class RowPages:
             self._pass(held, num_tokens)
 
     def end(self, row: int, num_tokens: int, generated: Sequence[int] = ()) -> None:
-        """Drop all pages of the row, of whose tokens the first `num_tokens` were written."""
+        """Drop all pages of the row. Its first `num_tokens` tokens were written."""
         held = self._rows.pop(row)
         self._seal(held, num_tokens, generated)
         reusable_tokens = self._reusable_tokens(held, num_tokens, generated)
@@ -230,7 +232,7 @@ class RowPages:
 
     def trim(self, num_pages: int) -> None:
         """Release memory until at most `num_pages` pages have any, or only those that rows hold.
-        Cached pages go, least recently used first."""
+        Evicts cached pages, the least recently used first."""
         while self.num_held + self.num_cached > num_pages and self._evict():
             pass
         if given_back := self._pool.give_back(self._pool.num_touched - num_pages):
@@ -238,7 +240,7 @@ class RowPages:
 
     def limit_to(self, num_pages: int) -> None:
         """Let at most `num_pages` pages have memory from now on, or those that rows hold if these
-        are more. Cached pages go, least recently used first."""
+        are more. Evicts cached pages, the least recently used first."""
         self.trim(num_pages)
         self._pool.limit = max(num_pages, self._pool.num_touched)
 
@@ -249,7 +251,7 @@ class RowPages:
         disk.read(held.root, tokens, held.stored)
 
     def _reuse_longer(self, held: HeldPages) -> None:
-        """Take over what is cached of the prompt, if that is more than the row has."""
+        """Take over the cached pages of the prompt, if they are more than the row has."""
         match = self._match(held.root, held.prompt)
         whole_tokens = len(match.nodes) * self.page_tokens
         num_tokens = whole_tokens + match.tail_tokens
@@ -268,8 +270,8 @@ class RowPages:
             self._drop(state)
 
     def _borders(self, held: HeldPages, num_alike: int, num_tokens: int) -> Sequence[int]:
-        """Returns where prompts that begin alike may continue: where this prompt left the tree, and
-        its last border, if it is far enough to be worth a step."""
+        """Returns the positions from which later prompts may continue: where this prompt left the
+        tree, and the end of its last whole page, if that is far enough to be worth a step."""
         if self._reuse == "nothing":
             return ()
         size = self.page_tokens
@@ -278,14 +280,14 @@ class RowPages:
         return sorted(each for each in wanted if num_tokens < each <= last)
 
     def _share(self, pages: Sequence[int]) -> Sequence[int]:
-        """Hold pages of the tree, so that they are not evicted until `_drop`."""
+        """Hold these pages of the tree, so that they are not evicted before `_drop`."""
         there = [page for page in pages if page != GONE]
         for page in there:
             self._pool.share(page)
         return there
 
     def _keep_state(self, held: HeldPages, node: Node) -> None:
-        """Keep the row's recurrent state after this node, if there is room."""
+        """Keep a copy of the row's recurrent state after this node, if there is room."""
         count, of_node = self.layout.state_pages, self._share(node.pages)
         if not node.state and self.can_reserve(count):
             pages = [self._take(held, 0) for _ in range(count)]
@@ -303,7 +305,7 @@ class RowPages:
             self._keep_state(held, held.nodes[-1])
 
     def _match(self, root: Hashable, prompt: bytes) -> PrefixMatch:
-        """Returns what the tree has of a prompt without its last token."""
+        """Returns the tree's match for a prompt without its last token, which must be computed."""
         match = self._tree.match(root, prompt[:-TOKEN_BYTES])
         return match if self._reuse == "all" else PrefixMatch(match.nodes)
 
@@ -367,12 +369,12 @@ class RowPages:
             self._drop(table[first:end])
             # Passed positions are never read, so any page may stand there.
             placed = pages[-1:] * num_passed + pages
-            if table[first:end] != placed:  # a runner takes the first page for another request
+            if table[first:end] != placed:  # placing the first page means a new request to runners
                 self._memory.place(held.row, group, first, placed)
             table[first:end] = [GONE] * num_passed + pages
 
     def _join(self, held: HeldPages, node: Node) -> None:
-        """Hold the node of tokens that the row itself has written."""
+        """Hold the node for tokens that the row itself has written."""
         self._adopt(held, (node,))
 
     def _leave_tail(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> None:
@@ -381,6 +383,6 @@ class RowPages:
 
     def _reusable_tokens(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> int:
         """Returns how many of the written tokens others may reuse."""
-        if self._reuse == "all":  # drafted tokens may lie beyond the answer's end
+        if self._reuse == "all":  # rejected drafted tokens may be written after the answer's end
             return min(num_tokens, held.num_prompt + len(generated))
         return min(num_tokens, held.num_prompt - 1) if self._reuse == "prompts" else 0

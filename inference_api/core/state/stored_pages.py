@@ -1,4 +1,4 @@
-"""What a model's prefix tree has on disk, and what of it goes there. Decode thread only."""
+"""Moves pages between a model's prefix tree and the disk. Decode thread only."""
 
 import time
 from collections import OrderedDict, deque
@@ -12,11 +12,11 @@ from inference_api.core.state.pool import PagePool
 from inference_api.core.state.prefixes import GONE, TOKEN_BYTES, Node, PrefixTree
 from inference_api.runner import PageLayout
 
-READ_BYTES = 2**23  # so much is read at once, or a page more
-PREPARED_BYTES = 2**27  # free pages that have memory already
-READ_WAIT_S = 0.01  # a turn without work waits so long for it
-MAX_WAIT_S = 5.0  # nothing waits longer for it
-WRITTEN_BYTES = 2**21  # a turn hands so much to the writer, or a page more
+READ_BYTES = 2**23  # about this much is read at once; the last page may exceed it
+PREPARED_BYTES = 2**27  # free pages of this size get memory in advance
+READ_WAIT_S = 0.01  # a turn without work waits this long for pages that are being read
+MAX_WAIT_S = 5.0  # no request waits longer for a read, because the disk may be stuck
+WRITTEN_BYTES = 2**21  # a turn queues about this much to be written; the last page may exceed it
 
 
 class PageMemory(Protocol):
@@ -25,47 +25,47 @@ class PageMemory(Protocol):
 
 
 class Disk(NamedTuple):
-    """Where a model's pages are kept, and what tells them from those of any other model."""
+    """The folder for a model's pages, and a fingerprint that no other model has."""
 
     folder: PageFolder
     fingerprint: bytes
 
 
 class Preparing(NamedTuple):
-    """Pages of the pool that are given memory."""
+    """Pages of the pool that are being given memory."""
 
     taken: Sequence[int]
     is_done: Future[bool]
 
 
 class StoredPage(NamedTuple):
-    """A page of a prompt that is on disk: which one, and the pages to read of its record."""
+    """A page of a prompt that is on disk, and which of its record's pages to read."""
 
-    number: int
+    number: int  # index of the page in the prompt
     tokens: bytes
     key: bytes
-    parts: int  # what the record has
-    groups: Sequence[bool]  # for each, whether it is read
-    places: Sequence[int]  # where these pages are in the record, and those of its state
+    parts: int  # bits of the parts that the record has
+    groups: Sequence[bool]  # for each group of layers, whether its page is read
+    places: Sequence[int]  # indices in the record of the pages to read, those of its state last
 
 
 class Read(NamedTuple):
-    """A page whose record is being read into these pages of the pool."""
+    """A page whose record is being read into the pages `taken` from the pool."""
 
     page: StoredPage
     taken: Sequence[int]
-    is_there: Future[bool]
+    is_there: Future[bool]  # whether it was read
 
 
 class ReadAhead(NamedTuple):
-    """What is being read of a prompt, after the nodes that it had in the tree."""
+    """The pages of a prompt that are being read, after the nodes that it had in the tree."""
 
     root: Hashable
     tokens: bytes
-    held: Sequence[int]  # pages of these nodes, so that none is evicted meanwhile
-    until_s: float  # nobody waits longer, for the disk may be stuck
+    held: Sequence[int]  # pages of these nodes, held so that none is evicted meanwhile
+    until_s: float  # end of the longest wait, because the disk may be stuck
     reads: Sequence[Read]
-    ahead: deque[StoredPage]  # what a row waits for
+    ahead: deque[StoredPage]  # the pages that a row waits for
 
     @property
     def left_s(self) -> float:
@@ -73,11 +73,11 @@ class ReadAhead(NamedTuple):
 
 
 class StoredPages:
-    """Reads and writes nodes of `tree`, with the states after them: whole pages after each request,
-    and tails when the server stops, because each turn of a chat makes another one.
+    """Reads and writes nodes of `tree`, with the recurrent states after them. Whole pages are
+    written after each request; tails when the server stops, because each turn of a chat makes one.
 
-    A node's key is a hash of the model's fingerprint, of the root's name and of all tokens up to
-    the node's end.
+    A node's key is a hash of the model's fingerprint, the root's name and all tokens up to the
+    node's end.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class StoredPages:
         self._wanted: OrderedDict[Node, None] = OrderedDict()
         self._reading: ReadAhead | None = None  # one at a time
         self._preparing: Preparing | None = None
-        self._most_touched = 0  # pages of the pool that had memory at once
+        self._most_touched = 0  # most pages of the pool that ever had memory at once
         self._read_tokens = 0
 
     def ahead(self, root: Hashable, tokens: bytes) -> deque[StoredPage]:
-        """Returns the pages to read, after those in the tree, so that a row can continue after the
-        last of them."""
+        """Returns the pages of a prompt to read from disk, after those in the tree, so that a row
+        can continue after the last one."""
         nodes = self._tree.walk(root, tokens)
         key = self._key(nodes[-1]) if nodes else self._root_key(root)
         found: list[tuple[bytes, bytes, int]] = []
@@ -114,9 +114,9 @@ class StoredPages:
         return self._to_read(len(nodes), found)
 
     def read(self, root: Hashable, tokens: bytes, ahead: deque[StoredPage]) -> None:
-        """Have pages that `ahead` has returned for these tokens read, the first ones first. Those
-        that are in the tree leave `ahead`. Clears it if one cannot be read, or if those of another
-        prompt are read for too long."""
+        """Begin to read pages of `ahead`, as the method `ahead` has returned it for these tokens.
+        Pages that are in the tree leave it. Clears it if a page cannot be read, or if a read for
+        another prompt takes longer than MAX_WAIT_S."""
         if not ahead:
             return
         self.settle()
@@ -141,7 +141,7 @@ class StoredPages:
             ahead.clear()
 
     def settle(self, wait_s: float = 0.0) -> None:
-        """Bring what was read into the tree, once all of it was. `wait_s` is how long to wait."""
+        """Bring the pages that were read into the tree, if all reads end within `wait_s`."""
         if (reading := self._reading) is None:
             return
         jobs = [read.is_there for read in reading.reads]
@@ -163,7 +163,7 @@ class StoredPages:
         self._drop([*reading.held, *(number for read in reading.reads for number in read.taken)])
 
     def finish(self) -> None:
-        """Wait until nothing is read or prepared, so that no page is held for it."""
+        """Wait until no page is being read or prepared, so that none is held for that."""
         if self._reading is not None:
             self.settle(self._reading.left_s)
         if self._preparing is not None:
@@ -171,9 +171,9 @@ class StoredPages:
             self._end_preparing()
 
     def prepare(self) -> bool:
-        """Have memory given to a few pages before they are read into: this may take longer than to
-        read them. No more than PREPARED_BYTES at a time, and none once any was given back, because
-        then memory is scarce. Returns whether to call it soon again."""
+        """Have memory given to a few free pages, because doing so may take longer than reading into
+        them later. Prepares up to PREPARED_BYTES, but nothing once pages were given back, because
+        memory is scarce then. Returns whether to call it again soon."""
         self._end_preparing()
         pool, page_bytes = self._pool, self._layout.page_bytes
         is_growing = pool.num_touched >= self._most_touched
@@ -193,8 +193,8 @@ class StoredPages:
         return num_tokens
 
     def want(self, nodes: Sequence[Node]) -> None:
-        """Have the nodes of a prompt written, or counted as used, by calls of `write`: the first
-        one last, so that the folder removes it last. Without it no other can be read."""
+        """Let `write` write the nodes of a prompt, or mark them as used. The first one comes last,
+        so that the folder removes it last: without it no other one can be read."""
         for node in reversed(nodes):
             self._wanted[node] = None
             self._wanted.move_to_end(node)
@@ -202,16 +202,15 @@ class StoredPages:
             self._wanted.popitem(last=False)
 
     def write(self, timeout_s: float = 0.0) -> bool:
-        """Bring what was read into the tree, and hand nodes to the folder's writer, up to
-        WRITTEN_BYTES or until it has enough. Returns whether there are more. `timeout_s` is how
-        long to wait for the writer."""
+        """Bring pages that were read into the tree, and give nodes to the folder's writer, up to
+        WRITTEN_BYTES or until its queue stays full for `timeout_s`. Returns whether more wait."""
         self.settle()
         num_bytes = 0
         while self._wanted and num_bytes < WRITTEN_BYTES:
             node, _ = self._wanted.popitem(last=False)
             parts, key = self._parts(node), self._key(node)
             written = self._folder.parts(key) or 0
-            if parts | written == written:  # also of a node that was evicted
+            if parts | written == written:  # also true if the node was evicted: it has no parts
                 self._folder.use(key)
                 continue
             content = b"".join(map(self._memory.view_page, _pages_of(node)))
@@ -223,7 +222,7 @@ class StoredPages:
         return bool(self._wanted)
 
     def flush(self, seconds: float) -> None:
-        """Write all nodes, and tails, as far as so much time suffices."""
+        """Write all nodes, tails included, for at most `seconds`."""
         for node in dict.fromkeys(self._tree.nodes.values()):
             if len(node.tokens) < self._size:
                 self.want(_path(node))
@@ -232,7 +231,7 @@ class StoredPages:
             pass
 
     def close(self) -> None:
-        """Have the folder end its threads."""
+        """End the folder's threads."""
         self.finish()
         self._folder.close()
 
@@ -242,7 +241,7 @@ class StoredPages:
             self._preparing = None
 
     def _start(self, ahead: Iterable[StoredPage]) -> Sequence[Read]:
-        """Have the first READ_BYTES of these read, as far as there is room for them."""
+        """Begin to read the first READ_BYTES of these pages, as far as the pool has room."""
         reads, num_bytes = list[Read](), 0
         for page in ahead:
             has_room = len(page.places) <= self._pool.num_free + self._pool.num_cached
@@ -254,7 +253,7 @@ class StoredPages:
         return reads
 
     def _read(self, page: StoredPage, taken: Sequence[int]) -> Future[bool]:
-        """Have a page's record read into these pages of the pool."""
+        """Begin to read a page's record into the pages `taken` from the pool."""
         layout = self._layout
         has_state, of_groups = divmod(page.parts, 1 << layout.num_groups)
         num_pages = of_groups.bit_count() + has_state * layout.state_pages
@@ -265,7 +264,7 @@ class StoredPages:
         return self._folder.read(page.key, page.parts, views)
 
     def _bring(self, parent: Node, page: StoredPage, taken: Sequence[int]) -> Node:
-        """Returns the node of a page that was read. It may be there by now, or a longer tail."""
+        """Returns the node of a page that was read: an existing one, if there is one by now."""
         numbers = iter(taken)
         pages = [next(numbers) if is_read else GONE for is_read in page.groups]
         node = self._tree.seal(parent, page.tokens, pages)
@@ -280,7 +279,7 @@ class StoredPages:
             self._pool.drop(number)
 
     def _parts(self, node: Node) -> int:
-        """Returns a bit for each group whose page the node has, and one for its state."""
+        """Returns bits: one for each group whose page the node has, then one for its state."""
         bits = [page != GONE for page in node.pages] + [bool(node.state)]
         return sum(bit << place for place, bit in enumerate(bits))
 
@@ -300,8 +299,8 @@ class StoredPages:
         )
 
     def _tail(self, root: Hashable, tokens: bytes, number: int, key: bytes) -> StoredPage | None:
-        """Returns the longest tail after so many pages, if the tree has no longer one. `key` is
-        that of these pages."""
+        """Returns the longest tail on disk after the first `number` pages, whose key is `key`; None
+        if there is none, or the tree has one that is as long."""
         layout, match = self._layout, self._tree.match(root, tokens)
         known = match.tail_tokens * TOKEN_BYTES if len(match.nodes) == number else 0
         rest = tokens[number * self._size :][: self._size - TOKEN_BYTES]
@@ -317,11 +316,11 @@ class StoredPages:
     def _to_read(
         self, first: int, found: Sequence[tuple[bytes, bytes, int]], *, to_continue: bool = True
     ) -> deque[StoredPage]:
-        """Returns what is needed of pages, the first of which has this index in the prompt.
-        `to_continue` says whether a row continues right after the last."""
+        """Returns the needed parts of pages that were found from index `first` of a prompt on.
+        `to_continue` says whether a row continues right after the last one."""
         layout, end = self._layout, first + len(found)
         seen = layout.first_seen(end * layout.page_tokens)
-        is_all = None not in layout.windows  # else the tree would have nodes without pages
+        is_all = None not in layout.windows  # lest the tree get nodes without any page
         to_read = deque[StoredPage]()
         for index, (tokens, key, parts) in enumerate(found, first):
             there = [bool(parts >> group & 1) for group in range(layout.num_groups)]
@@ -351,7 +350,7 @@ class StoredPages:
 
 
 def _path(node: Node) -> Sequence[Node]:
-    """Returns the nodes of a prompt that ends with this one."""
+    """Returns the nodes from the first one of a prompt to this one."""
     path = [node]
     while (parent := path[-1].parent) is not None and parent.parent is not None:
         path.append(parent)
@@ -359,15 +358,15 @@ def _path(node: Node) -> Sequence[Node]:
 
 
 def _pages_of(node: Node) -> Sequence[int]:
-    """Returns the pages that a node has, in the order of its record."""
+    """Returns the pages that a node has, in the order in which its record has them."""
     return [*(page for page in node.pages if page != GONE), *node.state]
 
 
 def _pages(tokens: bytes, first: int, size: int) -> Iterable[bytes]:
-    """Yields the whole pages of tokens from a byte on."""
+    """Yields the whole pages of `tokens` from byte `first` on, `size` bytes each."""
     return (tokens[at : at + size] for at in range(first, len(tokens) - size + 1, size))
 
 
 def _following(key: bytes, tokens: bytes) -> bytes:
-    """Returns the key of tokens that follow those of `key`."""
+    """Returns the key of the page with `tokens` after the page with `key`."""
     return sha256(key + tokens).digest()
