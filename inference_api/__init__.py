@@ -1,4 +1,4 @@
-"""The inference API: streamed tokens from fixed user rows, batched continuously.
+"""The inference API: streams tokens from fixed user rows, with continuous batching.
 
-Importing the package loads no torch: only `engine.cuda` does.
+Importing the package does not import torch; only `engine.cuda` does.
 """

@@ -1,4 +1,4 @@
-"""The whole application over a patched DecodeBackend: no model, no torch, every prompt echoed.
+"""The whole application without a model or torch: a patched DecodeBackend echoes every prompt.
 
 For developing the proxy, clients and load tools. Start it with `make mock`, with MOCK_MODEL=1, or
 `gunicorn --config gunicorn.conf.py 'inference_api._mock_inference_api_server:create_test_server()'`
@@ -21,12 +21,12 @@ from inference_api.text.chat_prompts import NO_EXTRAS, Extras, plain_chat_prompt
 from inference_api.tools.dialects import GENERIC
 from inference_api.tools.history import Manners, Message, prepared
 
-END_TOKEN = 256  # the ids below it are bytes
+END_TOKEN = 256  # lower ids are bytes
 DEFAULT_SEQ_LEN = 2048
 
 
 class ByteTokenizer:
-    """One token per byte of UTF-8."""
+    """A tokenizer with one token for each byte of UTF-8."""
 
     stop_token_ids = frozenset({END_TOKEN})
     bytes_per_token = 1
@@ -62,7 +62,7 @@ class ByteTokenizer:
 
 
 class EchoRunner(ModelRunner):
-    """Its answer to a prompt is that prompt, then the end token. It has nothing to load or keep."""
+    """A runner that answers with the prompt, then the end token. It loads and keeps nothing."""
 
     is_batch_invariant = True
     chunk_tokens = 256
@@ -78,7 +78,7 @@ class EchoRunner(ModelRunner):
         self.vocab_size = END_TOKEN + 1
 
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
-        """Returns echoes: a draw brings its prompt, so no cache is needed."""
+        """Returns the prompts' next tokens. Draws carry the prompts, so no cache is needed."""
         return [
             RowResult([Drawn(token := _echo(draw), _certain(token, draw)) for draw in each.draws])
             for each in rows
@@ -114,7 +114,7 @@ def _certain(token_id: int, draw: Draw) -> TokenLogprobs | None:
 
 
 class StepPacer:
-    """Holds a loop to a rate of steps, on an absolute schedule. One thread uses it."""
+    """Slows a loop down to a rate of steps, on an absolute schedule. For one thread."""
 
     def __init__(self, steps_per_s: float) -> None:
         self._period_s = 1.0 / steps_per_s
@@ -127,7 +127,7 @@ class StepPacer:
 
 
 def create_test_server(settings: Settings | None = None) -> Flask:
-    """The application of `create_server`, with the backend's three model methods patched."""
+    """Returns the application of `create_server`, with three methods of its backend patched."""
     app = create_server(settings)
     _patch(server_of(app).backend)
     return app

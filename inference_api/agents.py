@@ -1,4 +1,4 @@
-"""The agents that `hearth agent` knows, and how their users set them up. Pure functions."""
+"""The agents that `hearth agent` knows, and how to set them up. Pure functions."""
 
 import json
 import shlex
@@ -20,7 +20,7 @@ class Agent:
     title: str
     route: str
     text: str
-    first_prompt_tokens: int = 0  # 0: not counted
+    first_prompt_tokens: int = 0  # 0 if not counted yet
 
     def filled_in(self, url: str, model: str, context_tokens: int) -> str:
         """Returns the text for one model of a server. Values are quoted as in JSON."""

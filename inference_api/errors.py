@@ -1,6 +1,6 @@
-"""Every error of the inference API, with the status and code a client sees.
+"""Every error of the inference API, with the HTTP status and code that clients see.
 
-Raise them anywhere; `web.errors` renders them, once, at the edge, as it does RequestTimeout and
+Raise them anywhere: `web.errors` makes responses of them. It does the same for RequestTimeout and
 TooManyConnections of `common.connections`, and PageRefused of `common.web_pages`.
 """
 
@@ -13,7 +13,7 @@ NAMES_SHOWN = 5
 
 
 class HearthError(WireError):
-    """Base of the tree. `str(error)` is the message for the client."""
+    """Base class of these errors. `str(error)` is the message for the client."""
 
 
 class InvalidRequest(HearthError):
@@ -28,7 +28,7 @@ class InvalidRequest(HearthError):
 
 
 class ContextTooLong(InvalidRequest):
-    """Clients look for these words, OpenAI's and Anthropic's, and then shorten their history."""
+    """Clients look for OpenAI's or Anthropic's words in its message, then shorten the history."""
 
     code = "context_length_exceeded"
 
@@ -51,7 +51,7 @@ class ContextTooLong(InvalidRequest):
 
 
 class PromptTooLong(ContextTooLong):
-    """The prompt has more of a unit (bytes, say) than `at_most`, the most that fit the context."""
+    """The prompt has more bytes, or another `unit`, than `at_most`, which the context can hold."""
 
     def __init__(self, size: int, unit: str, at_most: int, max_seq_len: int) -> None:
         at_least_tokens = -(-size * max_seq_len // at_most)
@@ -60,7 +60,7 @@ class PromptTooLong(ContextTooLong):
 
 
 class ThreadUnserved(InvalidRequest):
-    """Anthropic's clients try threads unasked, and go on without them after this error."""
+    """Threads are not supported. Anthropic's clients try them, and do without after this error."""
 
     def __init__(self) -> None:
         super().__init__("thread: nothing is kept between calls; send all messages.", "thread")
@@ -71,7 +71,7 @@ class ThreadUnserved(InvalidRequest):
 
 
 class ConstraintFailed(InvalidRequest):
-    """Raised while generating: for example, only an endless answer satisfies the constraint."""
+    """Raised during generation, for example if only an endless answer satisfies the constraint."""
 
     code = "constraint_failed"
 
@@ -89,7 +89,7 @@ class UnknownModel(HearthError):
     code = "model_not_found"
 
     def __init__(self, name: str, served: Sequence[str]) -> None:
-        # Clients that were told an address without /v1 ask for /chat/completions.
+        # A client whose base URL lacks /v1 requests /chat/completions.
         remedy = " OpenAI's routes begin with /v1." * (name == "completions")
         super().__init__(f"Model '{name}' is not served here; served: {', '.join(served)}.{remedy}")
         self.param = "model"
@@ -192,7 +192,7 @@ class MemberQueueFull(QueueFull):
 
 
 class MemberFailed(Unavailable):
-    """The load is retried once a weight file has changed or an operator requests it."""
+    """An expert did not load. It is tried again once a weight file changes or an operator asks."""
 
     code = "expert_failed"
 
@@ -201,7 +201,7 @@ class MemberFailed(Unavailable):
 
 
 class MemberUnloaded(Unavailable):
-    """While it answered."""
+    """An expert was unloaded while it answered."""
 
     code = "expert_unloaded"
 
@@ -228,6 +228,6 @@ class StartupError(startup.StartupError):
 
 
 def shown(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Returns the first NAMES_SHOWN names, and how many more there are."""
     more = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

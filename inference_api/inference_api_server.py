@@ -1,4 +1,4 @@
-"""Composition root of the API: builds every part once and joins them into one Flask app."""
+"""Composition root of the API: builds every part once and connects them in one Flask app."""
 
 import os
 import signal
@@ -59,7 +59,7 @@ from weights.settings import Settings as WeightsSettings
 from weights.settings import load_settings as load_weights_settings
 
 EXTENSION = "hearth"  # key of the Server in app.extensions
-# Blueprints that CORS_ORIGINS opens.
+# Blueprints that pages of CORS_ORIGINS may call.
 INFERENCE = frozenset(
     {"embeddings", "generate", "messages", "models", "openai", "responses", "tokenize"}
 )
@@ -67,7 +67,7 @@ INFERENCE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The threads behind an app. gunicorn's hooks start, drain and stop them."""
+    """The threads behind an app, which gunicorn's hooks start, drain and stop."""
 
     backend: DecodeBackend
     watcher: DisconnectWatcher
@@ -93,8 +93,8 @@ def create_server(
     optimizer_settings: OptimizerSettings | None = None,
     weights_settings: WeightsSettings | None = None,
 ) -> Flask:
-    """The application. Nothing runs until `server_of(app).start()`; no torch is imported. Raises
-    the StartupError of inference_api, optimizer or weights when a setting is invalid."""
+    """Returns the application. No thread runs until `server_of(app).start()`; torch is not
+    imported. Raises StartupError of inference_api, optimizer or weights for invalid settings."""
     settings = settings or load_settings()
     optimizer_settings = optimizer_settings or load_optimizer_settings()
     weights_settings = weights_settings or load_weights_settings()
@@ -166,7 +166,7 @@ def _operator_routes(backend: DecodeBackend) -> Iterator[Blueprint]:
 
 
 def _bare_app(settings: Settings, metrics: ServerMetrics) -> Flask:
-    """An application without routes: its bounds, checks and error handlers."""
+    """Returns an application without routes, with its bounds, checks and error handlers."""
     app = Flask("inference_api", static_folder=None)
     app.request_class = WholeBodyRequest
     app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
@@ -187,7 +187,7 @@ def _bare_app(settings: Settings, metrics: ServerMetrics) -> Flask:
 
 
 def server_of(app: object) -> Server:
-    """The Server behind an app made by `create_server`, as gunicorn hands it around."""
+    """Returns the Server behind an app made by `create_server`."""
     assert isinstance(app, Flask)
     server = app.extensions[EXTENSION]
     assert isinstance(server, Server)
@@ -208,7 +208,7 @@ def bring_up_of(settings: Settings) -> BringUp:
 
 
 def _router(settings: Settings) -> MemberRouter | None:
-    """Learns from the members' descriptions. Raises StartupError."""
+    """Returns the bundle's router, which learns the members' texts, if any. Raises StartupError."""
     bundle = settings.bundle
     if bundle is None or bundle.router is None:
         return None
@@ -225,5 +225,5 @@ def _state(model: ModelSettings, backend: DecodeBackend) -> ServerState:
 
 
 def _end_arbiter() -> None:
-    """Ask gunicorn's arbiter, this worker's parent, to shut everything down gracefully."""
+    """Ask gunicorn's arbiter, the parent of this worker, to shut down gracefully."""
     os.kill(os.getppid(), signal.SIGTERM)

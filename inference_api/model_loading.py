@@ -1,4 +1,4 @@
-"""Loads the models of the settings. Imports the engine only when it is called."""
+"""Describes and loads the models of the settings. Imports the engine only when it is needed."""
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -38,7 +38,7 @@ Stamp = list[tuple[int, int, int] | None]  # each file's inode, size and time; N
 
 @dataclass(frozen=True, slots=True)
 class LoadableModel:
-    """A described model, whose weights can be loaded and unloaded."""
+    """A model that was described from its files, whose weights can be loaded and unloaded."""
 
     served: ServedModel
     settings: Settings
@@ -47,7 +47,7 @@ class LoadableModel:
     pages_folder: PageFolder | None = None
 
     def load(self) -> LoadedModel:
-        """Raises StartupError."""
+        """Load the weights. Returns the model with empty rows. Raises StartupError."""
         self.runner.load()
         if self.drafter is not None:
             self.drafter.load()
@@ -62,12 +62,12 @@ class LoadableModel:
         return model
 
     def unload(self) -> None:
-        """Free the weights' memory. The model that `load` returned must not be used any more."""
+        """Free the memory of the weights. The model that `load` returned must not be used again."""
         for runner in self._runners:
             runner.unload()
 
     def is_packed(self) -> bool:
-        """Returns whether `load` finds packed weights. Raises StartupError."""
+        """Returns whether `load` will find packed weights. Raises StartupError."""
         return all(runner.is_packed() for runner in self._runners)
 
     def stamp(self) -> Stamp:
@@ -80,21 +80,21 @@ class LoadableModel:
 
     @property
     def slot_bytes(self) -> int:
-        """The memory that it takes of a slot."""
+        """The bytes that the model takes in a slot, on CUDA."""
         from inference_api.loading.memory import slot_bytes
 
         return sum(slot_bytes(each.weights_bytes, each.cache_bytes) for each in self.footprints)
 
     @property
     def weights_bytes(self) -> int:
-        """Returns the bytes of all weights. A packed file counts once."""
+        """The bytes of all weights. A packed file that both runners map counts once."""
         shared = (sum(each.shared_weights.values()) for each in self._runners)
         own_bytes = sum(each.weights_bytes for each in self.footprints) - sum(shared)
         return own_bytes + sum(self.shared_weights.values())
 
     @property
     def shared_weights(self) -> Mapping[Hashable, int]:
-        """Returns the bytes of each packed file."""
+        """The bytes of each packed file, keyed by the file."""
         files = [each.shared_weights for each in self._runners]
         return {key: num_bytes for each in files for key, num_bytes in each.items()}
 
@@ -114,7 +114,7 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
 def loaded(
     served: ServedModel, runner: ModelRunner, settings: Settings, drafter: ModelRunner | None = None
 ) -> LoadedModel:
-    """Returns the model of loaded runners, with empty rows."""
+    """Returns the model of a loaded runner and drafter, with empty rows."""
     own, draft = settings.of_model(served.name), None
     if drafter is not None:
         pages = row_pages(drafter, settings)
@@ -126,8 +126,7 @@ def loaded(
 
 
 def pages_folder(settings: Settings) -> PageFolder | None:
-    """Returns the folder of PREFIX_CACHE_DIR, if it is set. Raises OSError if it cannot be used any
-    more; `preflight` has looked."""
+    """Returns the folder of PREFIX_CACHE_DIR; None if unset. Raises OSError if it is unusable."""
     if settings.prefix_cache_dir is None:
         return None
     path = settings.prefix_cache_dir
@@ -139,7 +138,7 @@ def pages_folder(settings: Settings) -> PageFolder | None:
 def loaded_alone(
     name: str, runner: ModelRunner, tokenizer: Tokenizer, settings: Settings
 ) -> LoadedModel:
-    """Returns the model of a loaded runner without heads or draft model."""
+    """Returns the model of a loaded runner, with empty rows and no draft model."""
     of_model = settings.of_model(name)
     sources = draft_sources(name, runner, of_model)
     max_guesses = of_model.speculation_tokens if sources else 0
@@ -166,8 +165,8 @@ def describe_models(
 ) -> Sequence[LoadableModel]:
     """Returns the models of the settings, described from their files. Raises StartupError.
 
-    `packed` is the folder of packed weights, for models that will be loaded and unloaded, on CUDA
-    into `slots`. Models step one after another, so those with the same number of threads share the
+    Models that are loaded on demand use `packed`, the folder of packed weights, and on CUDA
+    `slots`. Models step one after another, so those with equal numbers of threads share the
     kernels' threads.
     """
     from inference_api.engine.devices import make_runner, share_memory
@@ -208,8 +207,8 @@ def describe_model(
     drafter: "LocalRunner | None",
     budget: ByteBudget,
 ) -> ServedModel:
-    """Returns the description of a runner, loaded or not. `budget` is the budget in bytes that the
-    prompts of all models share. Raises StartupError."""
+    """Returns the description of a runner, which need not be loaded. `budget` is the budget in
+    bytes that the prompts of all models share. Raises StartupError."""
     tokenizer = load_tokenizer(folder, runner.eos_token_ids)
     sources = draft_sources(model.name, runner, model, drafter)
     max_guesses = model.speculation_tokens if sources else 0
@@ -218,8 +217,8 @@ def describe_model(
 
 
 def find_assistant(model: ModelSettings) -> Path | None:
-    """Returns the folder of DRAFT_MODEL if it drafts with the model's own keys and values. Raises
-    StartupError."""
+    """Returns the folder of DRAFT_MODEL if it is an assistant, which drafts from the model's own
+    keys and values; else None. Raises StartupError."""
     from inference_api.loading.checkpoint import locate
     from inference_api.loading.drafting import is_assistant
 
@@ -234,7 +233,7 @@ def make_drafter(
 ) -> "LocalRunner":
     """Returns the runner of DRAFT_MODEL. Raises StartupError if it cannot draft for this model.
 
-    `options` are the model's, context included. `make` makes the model's own runner, too.
+    `options` are those of the model, with its context length. `make` makes runners.
     """
     from inference_api.loading.checkpoint import load_config, locate
     from inference_api.loading.drafting import draft_faults

@@ -1,6 +1,6 @@
-"""Checks before a worker starts: the port is free, and the models can be served here.
+"""Checks before a worker starts that the port is free and the models can be served here.
 
-Runs in gunicorn's arbiter, so it must not load torch.
+It runs in gunicorn's arbiter, so it must not import torch.
 """
 
 from common.connections.ports import port_faults
@@ -50,7 +50,7 @@ def _model_faults(settings: Settings) -> list[str]:
 
 
 def _first_layers(settings: Settings) -> LayerRange | None:
-    """Returns the layers of a split model that this process holds. Raises StartupError."""
+    """Returns rank 0's layers of a split model; None without SPLIT. Raises StartupError."""
     if settings.split is None:
         return None
     if settings.models:
@@ -89,7 +89,7 @@ def _bundle_faults(settings: Settings) -> list[str]:
         return ["EXPERTS_ON_CPU is for a model outside of a bundle; unset it, or BUNDLE."]
     validation = check_bundle(settings.bundle, settings)
     faults = [f"BUNDLE: {fault}" for fault in validation.errors]
-    if settings.device == "cuda":  # its memory is looked at when it is taken, at bring-up
+    if settings.device == "cuda":  # GPU memory is checked when it is allocated, at bring-up
         return faults + hardware.cuda_faults()
     available_bytes = hardware.available_memory_bytes()
     if validation.utilization is None or available_bytes is None or faults:

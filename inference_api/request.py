@@ -1,7 +1,7 @@
 """The values that travel between threads. All but `OutputQueue` are frozen.
 
 A `GenerationRequest` goes from a request thread to the decode thread and carries the queue in which
-`TokenEvent`s come back. Nothing here knows Flask, torch or text: prompts and events are token ids.
+`TokenEvent`s come back. Nothing here uses Flask, torch or text: prompts and events are token ids.
 """
 
 import socket
@@ -16,18 +16,18 @@ from inference_api.errors import HearthError
 from inference_api.settings.model import Speculation
 
 SessionId = NewType("SessionId", str)
-"""A label for headers, logs and people. The client may choose it, so nothing is looked up by it."""
+"""A label for headers, logs and people. Clients may choose it, so it is not used as a key."""
 
 
 Pooling = Literal["mean", "last"]
-"""Which of the prompt tokens' hidden states make the embedding."""
+"""How the hidden states of a prompt's tokens make its embedding."""
 Thinking = Literal["never", "first", "begun"]
-"""Whether an answer may begin with a thought, to which no constraint applies. `begun` means that
-the prompt has begun the thought."""
+"""Whether an answer may begin with a thought, to which its constraint does not apply. `begun` means
+that the prompt has begun the thought."""
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended; the wire value is OpenAI's where OpenAI has one."""
+    """Why a generation ended, with OpenAI's values where OpenAI has one."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -37,8 +37,8 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a generation: labels for metrics, logs and traces, among them the route's rule,
-    and the connection to watch for a hang-up."""
+    """The caller of a generation: labels for metrics, logs and traces, and the connection to watch
+    for a hang-up. `route` is the URL rule of the route."""
 
     request_id: str
     team_id: str | None = None
@@ -48,7 +48,7 @@ class Caller:
     left_aside: tuple[str, ...] = ()  # ignored fields of the body, as in `X-Hearth-Ignored`
 
 
-@dataclass(frozen=True)  # without slots: every step asks what is computed once
+@dataclass(frozen=True)  # without slots, because cached properties need a __dict__
 class SamplingParams:
     """How tokens are drawn. If `is_greedy`, only the penalties and biases count."""
 
@@ -61,7 +61,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
-    num_logprobs: int | None = None  # likeliest tokens to report with each; None: no logprobs
+    num_logprobs: int | None = None  # likeliest tokens to report per token; None: no logprobs
 
     @cached_property
     def is_greedy(self) -> bool:
@@ -69,7 +69,7 @@ class SamplingParams:
 
     @cached_property
     def changes_logits(self) -> bool:
-        """Whether penalties or biases do."""
+        """Whether penalties or biases change the logits."""
         is_added = self.logit_bias or self.presence_penalty or self.frequency_penalty
         return bool(is_added) or self.repetition_penalty != 1.0
 
@@ -80,11 +80,10 @@ DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """A constraint on an answer: JSON of a schema, a match of a regular expression, one of several
-    texts (a JSON list of strings), a grammar (Lark or GBNF), or tool calls
-    (`text.call_grammars`)."""
+    """A constraint on an answer. `text` is a JSON schema, a regular expression, a JSON list of
+    strings to choose from, a grammar (Lark or GBNF), or tool calls (`text.call_grammars`)."""
 
-    field: str  # the request's field that holds it, for messages
+    field: str  # name of the request's field that holds it, for error messages
     kind: Literal["json_schema", "regex", "choice", "grammar", "calls"]
     text: str
     thinking: Thinking = "never"
@@ -103,23 +102,23 @@ class Constraint(Protocol):
         """Advance by an allowed token. Raises ConstraintFailed."""
 
     def allowed_after(self, token_ids: Sequence[int]) -> bytes | None:
-        """Returns `allowed` as it would be after these tokens; None if they are not allowed, or no
+        """Returns what `allowed` would be after these tokens; None if they are not allowed, or no
         token may follow them."""
 
 
 Grammar = Callable[[], Constraint]
-"""A compiled constraint, which starts an answer. Any thread."""
+"""A compiled constraint. Call it for the state at the start of an answer. Any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
     """Parameters of a request, without its prompt."""
 
-    max_tokens: int | None = None  # None: to the end of the context
+    max_tokens: int | None = None  # None: up to the end of the context
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()  # besides the model's own
-    min_tokens: int = 0  # no stop token or stop string ends the answer before
+    stop_token_ids: tuple[int, ...] = ()  # in addition to the model's own
+    min_tokens: int = 0  # no stop token or stop string ends the answer before this many
     includes_stop: bool = False  # whether the answer includes its stop string
     session_id: str | None = None  # None: a new one
     num_prompt_logprobs: int | None = None  # like `SamplingParams.num_logprobs`, for the prompt
@@ -127,10 +126,10 @@ class GenerationParams:
     cache_salt: str = ""  # only prompts with equal salts share cached pages
     speculation: Speculation = "auto"  # `off`, `auto`, or one of the model's draft sources
     constraint: ConstraintSpec | None = None
-    pooling: Pooling | None = None  # the first event has the prompt's embedding
-    kept_token_ids: frozenset[int] = frozenset()  # special tokens whose names are kept in the text
+    pooling: Pooling | None = None  # if set, the first event has the prompt's embedding
+    kept_token_ids: frozenset[int] = frozenset()  # special tokens whose names stay in the text
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    unsaid: frozenset[str] = frozenset()  # members of `DEFAULTED` for which the model decides
+    unsaid: frozenset[str] = frozenset()  # members of `DEFAULTED` to take from the model's files
 
 
 class OutputQueue:
@@ -158,15 +157,15 @@ class OutputQueue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationRequest:
-    """A prompt to continue. It is never empty, and shorter than the model's context. A request
-    equals only itself, so that it can serve as a key, whatever name the client gave it."""
+    """A prompt to continue, which is not empty and shorter than the model's context. A request
+    equals only itself, so it can serve as a key even if clients reuse a session id."""
 
     output: OutputQueue
     model: str  # the model's own name, no alias
     prompt_tokens: tuple[int, ...]
-    params: GenerationParams = field(default_factory=GenerationParams)  # nothing is `unsaid`
-    stop_token_ids: frozenset[int] = frozenset()  # the model's own, too
-    not_stopping: bytes | None = None  # with `min_tokens`: bits of the token ids that do not stop
+    params: GenerationParams = field(default_factory=GenerationParams)  # `unsaid` is empty
+    stop_token_ids: frozenset[int] = frozenset()  # includes the model's own
+    not_stopping: bytes | None = None  # with `min_tokens`, a bit for each id: it is no stop token
     came_s: float = 0.0  # arrival on the monotonic clock
     grammar: Grammar | None = None
     caller: Caller | None = None
@@ -188,7 +187,7 @@ class TokenLogprobs:
 
 
 class ScoredToken(NamedTuple):
-    """A token and its log probability; None for the first of a prompt, which follows nothing."""
+    """A token and its log probability; None for a prompt's first token, which follows nothing."""
 
     token_id: int
     logprobs: TokenLogprobs | None
@@ -198,9 +197,9 @@ class ScoredToken(NamedTuple):
 class Switch:
     """The seconds that a request waited because its model was not in memory.
 
-    It waited `wait_s` until its model's turn to be loaded, `evict_s` for room, and `load_s` for the
-    load; together that is the time from its arrival until the model was ready. `is_initiator` says
-    that the load was begun for this request. `from_name` is the model that served before, if any.
+    It waited `wait_s` until its model was next to be loaded, `evict_s` for room, and `load_s` for
+    the load: together, from its arrival until the model was ready. `is_initiator` says whether the
+    load was begun for this request. `from_name` is the model that served before, if any.
     """
 
     wait_s: float
@@ -216,7 +215,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """What one step made for a session."""
+    """The results of one step for a session."""
 
     token_ids: tuple[int, ...] = ()
     """New tokens, without stop tokens."""
@@ -231,13 +230,13 @@ class TokenEvent:
     batch_size: int = 0
     """Rows that decoded together in the step."""
     drafted_tokens: int = 0
-    """Tokens guessed after the certain one; for a tree, its depth."""
+    """Number of tokens guessed after the certain one, or the depth of their tree."""
     accepted_tokens: int = 0
-    """How many of the guessed tokens were accepted."""
+    """Number of guessed tokens that were accepted."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One entry for each token, if the request asks for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """In the first event only: one entry for each prompt token but the first."""
+    """In the first event only: one entry for each prompt token except the first."""
     switch: Switch | None = None
     """Set if the model had to be loaded for the request."""
     embedding: bytes | None = None

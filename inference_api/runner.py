@@ -1,6 +1,6 @@
 """`ModelRunner`: the interface between the decode loop and a model.
 
-The loop decides which request each row runs, and owns positions and drafts. A runner owns weights
+The loop decides which request each row runs; it owns positions and drafts. A runner owns weights
 and KV memory. All calls come from the decode thread.
 """
 
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 
 from inference_api.request import SamplingParams, TokenLogprobs
 
-MAX_STEP_TOKENS = 512  # tokens of one row, if layers have windows
-MAX_TREE_TOKENS = 33  # a row's next token and the most guesses of SPECULATION_TOKENS
+MAX_STEP_TOKENS = 512  # most tokens of one row in a step, if layers have attention windows
+MAX_TREE_TOKENS = 33  # a row's next token and the highest SPECULATION_TOKENS
 Hidden: TypeAlias = NDArray[np.float32]
-"""[…, hidden size]: input of the output head."""
+"""Hidden states [..., hidden size], the input of the output head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
     """How to draw the token that follows one of a step's tokens.
 
-    `prompt_tokens` and `generated` are the loop's own lists: a runner reads them, and neither keeps
-    nor changes them. `branch` has the drafted tokens after them, up to the token that is followed.
+    `prompt_tokens` and `generated` are the loop's own lists: a runner reads them, but does not keep
+    or change them. `branch` has the drafted tokens after them, up to the token that is followed.
     With `known_id` the next token is known, and only its log probability is computed. `allowed` has
     a bit for each token id, lowest first; None allows all. `prompt_ids` is the set of the prompt's
-    tokens, given only for a repetition penalty.
+    tokens, given only if there is a repetition penalty.
     """
 
     sampling: SamplingParams
@@ -44,11 +44,11 @@ class Draw:
 class RowStep:
     """The tokens of one row in a step, written to slots `start`, `start + 1`, … of its cache.
 
-    They form a chain, or with `parents` a tree. `parents` has for each token the index of an
+    They form a chain or, with `parents`, a tree. `parents` has for each token the index of the
     earlier token that it follows, or -1 if it follows the slots before `start`. A token's position
     is `start` plus its number of ancestors among these tokens: siblings share a position, but every
-    token has its own slot. `draws` belong to the last tokens, one for each; a chunk of a prompt has
-    none. Tokens without draws form a chain, in a tree too.
+    token has its own slot. `draws` has one entry for each of the last tokens; it is empty for a
+    chunk of a prompt. Tokens without draws form a chain, even in a tree.
     """
 
     row: int
@@ -60,17 +60,17 @@ class RowStep:
 
     @property
     def num_undrawn(self) -> int:
-        """Number of tokens without a draw; they come first."""
+        """The number of tokens without a draw, which come first."""
         return len(self.token_ids) - len(self.draws)
 
     @property
     def returned(self) -> range:
-        """Indices of the tokens that draw; of all tokens if hidden states are wanted."""
+        """Indices of the tokens that draw, or of all tokens if hidden states are wanted."""
         return range(0 if self.wants_hidden else self.num_undrawn, len(self.token_ids))
 
     @property
     def num_guesses(self) -> int:
-        """Number of drafted tokens; they come last."""
+        """The number of drafted tokens, which come last."""
         return sum([bool(draw.branch) for draw in self.draws])
 
     @property
@@ -93,15 +93,16 @@ class Drawn(NamedTuple):
 class RowResult(NamedTuple):
     """The result of one `RowStep`."""
 
-    drawn: Sequence[Drawn]  # one for each of its draws
+    drawn: Sequence[Drawn]  # one for each of the step's draws
     hidden: Hidden | None = None
-    """[tokens, hidden size], of all tokens, if wanted."""
+    """Hidden states [tokens, hidden size] of all tokens, if `wants_hidden`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerFacts:
-    """What runs where, for people; nothing is decided by it. Bytes count the whole model, even if
-    several processes share it, and all user rows. `kernels` is the kernels' variant, or torch."""
+    """Facts about a loaded model, for people to read; no code depends on them. Bytes count the
+    whole model, even if several processes share it, and all user rows. `kernels` is the kernels'
+    variant, or torch."""
 
     family: str
     num_parameters: int
@@ -117,7 +118,7 @@ class RunnerFacts:
 
 
 class HeadGuesses(NamedTuple):
-    """For each row and head: the likeliest tokens, best first, and their probabilities."""
+    """The likeliest tokens of each row and head, best first, and their probabilities."""
 
     token_ids: NDArray[np.int64]  # [rows, heads, ranks]
     probabilities: NDArray[np.float32]  # like token_ids
@@ -127,15 +128,15 @@ class DraftHeads(Protocol):
     """Heads that guess a model's next tokens from one hidden state. Decode thread only."""
 
     paths: Sequence[tuple[int, ...]]
-    """The paths of the tree of guesses: for each depth, the rank of a guess of that depth's head.
-    Every path comes after its own beginnings."""
+    """The nodes of the tree of guesses. Each is the path to it, which has for each depth the rank
+    of a guess by that depth's head. Nodes come after their ancestors."""
 
     def guess(self, hidden: Sequence[Hidden]) -> HeadGuesses:
-        """Returns guesses, from the state [hidden size] that drew each row's next token."""
+        """Returns guesses from each row's state [hidden size], which drew the row's next token."""
 
 
 class RowToken(NamedTuple):
-    """A token of a row: of its text, or guessed after it."""
+    """A token of a row, drawn or guessed."""
 
     row: int
     position: int
@@ -152,26 +153,26 @@ class Guess(NamedTuple):
 class DraftLayer(Protocol):
     """A model's own layer that guesses further tokens, one after another. Decode thread only.
 
-    It follows all steps of the model: it reads the model's hidden states, and keeps keys and values
+    It takes part in all steps of the model: it reads their hidden states, and keeps keys and values
     of its own in the row's pages.
     """
 
     def knows(self, row: int, position: int) -> bool:
-        """Returns whether it can guess after a token at this position: the token must come right
-        after the tokens kept by the row's last step, or after the token of the last guess."""
+        """Returns whether it can guess the token after the one at this position, which must come
+        right after the tokens kept by the row's last step, or after the token of the last guess."""
 
     def guess(self, tokens: Sequence[RowToken]) -> list[Guess]:
-        """Returns a guess after each of `tokens`, of different rows; `knows` must hold for each.
-        Writes to the slots before theirs, for which the rows need pages."""
+        """Returns a guess after each of `tokens`, which belong to different rows; `knows` must be
+        True for each. Writes to the slot before each token, for which its row needs a page."""
 
 
 class PageLayout(NamedTuple):
-    """How a runner's KV memory is cut into pages of consecutive positions, all of one size.
+    """How a runner's KV memory is divided into pages of consecutive positions, all of one size.
 
-    Layers with equal windows form one group, or several groups of about as many layers each. A row
+    Layers with equal windows form one group, or several groups of about equally many layers. A row
     has one page for each group and `page_tokens` positions, until the group's window has passed
     them. If pages are bound, each belongs to a row: page `row * (num_pages // max_rows) + i` can
-    only be the row's i-th. After all these come the pages of recurrent states: see `states_of`.
+    only be the row's i-th page. After these pages come those of recurrent states: see `states_of`.
     """
 
     num_pages: int
@@ -179,9 +180,9 @@ class PageLayout(NamedTuple):
     page_bytes: int
     is_bound: bool = False
     windows: Sequence[int | None] = (None,)
-    """Positions that each group attends to, a token's own included; None: all."""
+    """For each group, how many positions a token attends to, its own included; None for all."""
     state_pages: int = 0
-    """Pages that the recurrent state of a row takes; 0 if there is none."""
+    """Pages that the recurrent state of a row takes; 0 if the model has no recurrent layers."""
 
     @property
     def num_groups(self) -> int:
@@ -192,14 +193,14 @@ class PageLayout(NamedTuple):
         return any(self.windows)
 
     def states_of(self, row: int) -> range:
-        """Returns the pages that hold the row's current recurrent state, after all its computed
-        tokens. Copies of them keep the state after that beginning."""
+        """Returns the pages with the row's current recurrent state, after all its computed tokens.
+        Copy them to keep the state at this point."""
         first = self.num_pages + row * self.state_pages
         return range(first, first + self.state_pages)
 
     def first_seen(self, num_tokens: int) -> list[int]:
-        """Returns for each group the first page that tokens after the first `num_tokens` attend to.
-        The last whole page always counts as attended."""
+        """Returns for each group the index of the first page to which tokens after the first
+        `num_tokens` attend. The last whole page always counts as attended."""
         return [
             0 if window is None else max(num_tokens - self._seen(window), 0) // self.page_tokens
             for window in self.windows
@@ -216,7 +217,7 @@ class PageLayout(NamedTuple):
         )
 
     def row_tokens(self, num_pages: int, most_tokens: int) -> int:
-        """Returns how long a row can grow with `num_pages` pages, at most `most_tokens`."""
+        """Returns the most tokens of a row with `num_pages` pages, up to `most_tokens`."""
         most_pages = -(-most_tokens // self.page_tokens)
         lengths = range(self.page_tokens, (most_pages + 1) * self.page_tokens, self.page_tokens)
         count = bisect_right(lengths, num_pages, key=self.row_pages)
@@ -228,61 +229,61 @@ class PageLayout(NamedTuple):
 
 
 class RowMemory(Protocol):
-    """The KV memory of user rows: pages, and a table for each row and group of layers. Rows may
-    share pages, which are then only read. Decode thread only."""
+    """The KV memory of user rows: pages, and a page table for each row and group of layers. Pages
+    that rows share are only read. Decode thread only."""
 
     @property
     def layout(self) -> PageLayout: ...
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
-        """Set the row's pages of a group, from index `first` on. A step needs pages for all slots
-        that it reads and writes."""
+        """Set a row's pages in a group, from index `first` on. A step needs pages for all slots
+        that it reads or writes."""
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the contents of one page to another."""
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Release the memory of pages whose contents are not needed, until their next write."""
+        """Release the memory of pages, whose contents are lost, until they are written again."""
 
 
 class ModelRunner(RowMemory, Protocol):
-    """A model over `max_rows` user rows of at most `max_seq_len` tokens each.
+    """A model with `max_rows` user rows of at most `max_seq_len` tokens each.
 
-    A prompt is prefilled without its last token. That token is the first that draws, so chunks of
-    prompts need no output head.
+    A prompt is prefilled without its last token, which is the first to draw. Chunks of prompts
+    therefore need no output head.
     """
 
     max_rows: int
     max_seq_len: int
     vocab_size: int
     hidden_size: int
-    """Size of the states in `RowResult`; 0 if there are none."""
+    """Size of the hidden states in `RowResult`; 0 if it returns none."""
     is_batch_invariant: bool
     """Whether a token's numbers have the same bits whatever else is in its step, and however its
-    prompt was cut. If False, this holds only for prompts that are always cut alike. In either case
+    prompt was cut. If False, this is true only of prompts that are always cut alike. In either case
     a token that draws has the same bits whether it was drafted or not."""
     chunk_tokens: int
-    """Most prompt tokens of a step, if PREFILL_CHUNK_TOKENS is unset."""
+    """The most prompt tokens of a step, if PREFILL_CHUNK_TOKENS is unset."""
     has_medusa_heads: bool
     has_mtp: bool
-    """Whether it has a layer of its own that guesses further tokens."""
+    """Whether the model has a layer of its own that guesses further tokens."""
     eos_token_ids: frozenset[int]
-    """Tokens that end an answer, by the model's own files."""
+    """The tokens that end an answer according to the model's files."""
 
     @property
     def facts(self) -> RunnerFacts | None:
-        """Facts about the model; None if none runs."""
+        """Facts about the model; None if there is no model, as for a mock."""
 
     @property
     def medusa(self) -> DraftHeads | None:
-        """The Medusa heads, once loaded, if any."""
+        """The Medusa heads once they are loaded; None if there are none."""
 
     @property
     def mtp(self) -> DraftLayer | None:
-        """The layer that guesses further tokens, once loaded, if any."""
+        """The layer that guesses further tokens once it is loaded; None if there is none."""
 
     def load(self) -> None:
-        """Bring weights and KV cache into memory. Raises StartupError when they do not fit."""
+        """Bring weights and KV cache into memory. Raises StartupError if they do not fit."""
 
     def warm_up(self) -> None:
         """Run every shape once, so that the first request does not pay for it."""
@@ -290,30 +291,30 @@ class ModelRunner(RowMemory, Protocol):
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
         """Run one step. Returns a result for each of `rows`.
 
-        A token sees its row's earlier slots and its own ancestors within the step. The tokens of a
-        row are consecutive; those that draw come last. A row's result depends on that row alone,
-        not on its neighbours or its index. Randomness is a function of (seed, position).
+        A token attends to its row's earlier slots and to its ancestors within the step. A row's
+        result depends on that row alone, not on other rows or its index. Randomness is a function
+        of (seed, position).
         """
 
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
-        """After a step, keep these tokens of the row and forget its others. `accepted` are indices
-        of one branch from its beginning, which move to consecutive slots.
+        """After a step, keep the `accepted` tokens of a row and forget its others. `accepted` has
+        the indices of one branch from its beginning, whose tokens move to consecutive slots.
 
-        Without this call a chain is kept whole; with recurrent layers, without its guesses. Slots
-        after the kept tokens may be written again.
+        Without this call all tokens of a chain are kept; with recurrent layers, all but its
+        guesses. Slots after the kept tokens may be written again.
         """
 
     def idle(self) -> bool:
         """Do maintenance. Called once or twice a second while no row has work. Returns whether the
-        contents of pages were lost. Raises what `step` would."""
+        contents of pages were lost. Raises the same errors as `step`."""
 
     def close(self) -> None:
-        """Release everything. The last call. Idempotent."""
+        """Release everything. No other call may follow. Idempotent."""
 
 
 def place_own_pages(runner: ModelRunner) -> int:
-    """Give every row pages of its own, all that there are. For callers that step a runner without
-    page tables. Returns how many tokens fit into a row."""
+    """Divide all pages among the rows, for callers that step a runner without page tables of their
+    own. Returns how many tokens fit into a row."""
     for row in range(runner.max_rows):
         for group, pages in enumerate(own_pages(runner, row)):
             runner.place(row, group, 0, pages)

@@ -1,1 +1,1 @@
-"""Bundles: many models (members) behind one server, of which only those in use are in memory."""
+"""Bundles: many models (members) on one server, which keeps only those in use in memory."""

@@ -28,7 +28,7 @@ class ExpertStatus(WireDict):
 
 
 class ExpertBytes(WireDict):
-    """The memory and rows it takes now: 0 while it is not loaded."""
+    """The bytes that it takes now: 0 while it is not loaded."""
 
     weights: int
     other: int
@@ -41,7 +41,7 @@ class ExpertRows(WireDict):
 
 
 class ExpertCard(WireDict):
-    """`last_used` is in seconds since 1970; null if not used since start."""
+    """`last_used` is in seconds since 1970; null if it was not used since start."""
 
     description: str
     state: MemberState
@@ -55,8 +55,8 @@ class ExpertCard(WireDict):
 
 
 class ExpertState(ExpertCard):
-    """`queue` counts waiting requests, `running` those served, `switches` its loads. `reason` says
-    why it failed; empty otherwise."""
+    """`queue` counts its waiting requests, `running` the running ones, `switches` its loads.
+    `reason` says why it failed; empty if it did not."""
 
     name: str
     queue: int
@@ -83,7 +83,7 @@ class Used(WireDict):
 
 
 class BundleState(WireDict):
-    """`loading` is the expert that is being loaded, or waits for room."""
+    """`loading` is the expert that is being loaded or waits for room; null if none."""
 
     limits: Limits
     used: Used
@@ -112,7 +112,7 @@ def expert_card(backend: DecodeBackend, member: BundleMember, state: MemberSnaps
 
 
 def bundle_state(backend: DecodeBackend) -> BundleState | None:
-    """Returns the description; None if no bundle is served, or its members are not known yet."""
+    """Returns the bundle's state; None without a bundle, or before its members are known."""
     settings, input_queue = backend.settings, backend.input_queue
     bundle, residents = settings.bundle, bundle_of(backend)
     if bundle is None or residents is None:

@@ -1,7 +1,7 @@
 """Checks whether a bundle's members can be served here, and computes the memory they take.
 
-Reads only the headers of their files and, like `checkpoint`, does not load torch. The totals leave
-out tokenizers and grammars, whose memory is known only after loading.
+It reads only the headers of their files and, like `checkpoint`, does not import torch. The totals
+leave out tokenizers and grammars, whose memory is known only after loading.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ Reason = Literal[
 ]
 
 
-REASONS: Mapping[tuple[str, bool], Reason] = {  # keyed by limit, and whether it is kept
+REASONS: Mapping[tuple[str, bool], Reason] = {  # keyed by the limit, and whether it holds
     ("memory_limit", True): "MemorySufficient",
     ("memory_limit", False): "MemoryExceeded",
     ("fast_memory_limit", True): "FastMemorySufficient",
@@ -79,7 +79,7 @@ class ExpertMemory(_Value):
 
 
 class Utilization(_Value):
-    """Use of the limits, by the experts whose files could be read."""
+    """How much of the limits the experts use whose files could be read."""
 
     memory: Share
     fast_memory: Share = Field(
@@ -110,7 +110,7 @@ def invalid_file(error: StartupError) -> Validation:
 
 def check_bundle(bundle: Bundle, settings: Settings) -> Validation:
     """Returns every reason why this bundle cannot be served, and how much of the limits its members
-    use. `settings` are the server's own; the bundle they name is ignored."""
+    use. `settings` are the server's; the bundle that they name is ignored."""
     check = _Check(settings)
     taken = [each for member in bundle.members if (each := check.member(member)) is not None]
     check.rows(bundle)
@@ -135,7 +135,7 @@ def _utilization(bundle: Bundle, settings: Settings, taken: list[Taken]) -> Util
 
 
 class _Model(NamedTuple):
-    """A source that can be served."""
+    """The model of a source that can be served."""
 
     folder: Path
     config: ModelConfig
@@ -143,7 +143,7 @@ class _Model(NamedTuple):
 
 
 class _Check:
-    """Collects findings in `found`. A source that several members share is read once."""
+    """Collects findings in `found`. It reads a source that several members share only once."""
 
     def __init__(self, settings: Settings) -> None:
         self.found: list[Finding] = []
@@ -151,7 +151,7 @@ class _Check:
         self._look_at = cache(partial(_look_at, settings.device == "cuda"))
 
     def member(self, member: BundleMember) -> Taken | None:
-        """Returns the memory of a member; None if it is not known, or it cannot be served."""
+        """Returns the memory that a member takes; None if its files cannot be read or served."""
         before = len(self.found)
         settings = self._settings.of_member(member)
         model = self._model(member, settings.model)
@@ -188,8 +188,8 @@ class _Check:
             self._info("RowsSufficient", f"rows.min: need {needed} rows, {limit}.")
 
     def limits(self, bundle: Bundle, taken: list[Taken]) -> None:
-        """Check the limits for the members that could be read. Totals leave out members that are
-        too large on their own."""
+        """Check the limits for the members in `taken`. The total of fast memory leaves out members
+        that are too large even alone."""
         if taken:
             self.found.append(_against(MEMORY, taken, bundle.memory_limit))
         limit, limit_bytes = _fast_memory(self._settings), bundle.fast_memory_limit
@@ -224,8 +224,7 @@ class _Check:
                 self._error("ArchitectureNotSupported", member.name, fault)
 
     def _heads(self, member: BundleMember, model: _Model) -> Path | None:
-        """Returns the folder of the Medusa heads; None if there are none, or if they are on a
-        hub."""
+        """Returns the folder of the Medusa heads; None without heads, or if they are on a hub."""
         heads = member.medusa_heads
         if self._settings.device == "cuda":
             if heads is not None or member.speculation == "medusa":
@@ -256,7 +255,7 @@ class _Check:
 def _against(
     limit: Limit, taken: list[Taken], limit_bytes: int, name: str | None = None
 ) -> Finding:
-    """Returns a finding: whether a limit is kept, by all members, or by the member `name`."""
+    """Returns the finding whether a limit holds for all members, or for the member `name`."""
     need_bytes = limit.need(taken)
     fault = excess(limit, taken, limit_bytes)
     message = fault or f"{limit.key}: need {need_bytes} bytes, limit {limit_bytes}."
@@ -275,7 +274,7 @@ def _fast_memory(settings: Settings) -> Limit:
 
 
 def _look_at(on_cuda: bool, source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
-    """A model whose members can be packed, or why there is none."""
+    """Returns the model at a source, or None and the reasons why it cannot be served."""
     try:
         described = checkpoint.describe(source, "source")
     except StartupError as error:
@@ -289,7 +288,7 @@ def _look_at(on_cuda: bool, source: str) -> tuple[_Model | None, list[tuple[Reas
 
 
 def _assistant(settings: ModelSettings, model: _Model) -> tuple[Sequence[str], Piece] | None:
-    """Returns the faults and the memory of an assistant; None if none drafts for the model."""
+    """Returns the faults and the memory of the model's assistant; None if it has none."""
     source, options = settings.used_draft_model, EngineOptions.from_settings(settings)
     if source is None:
         return None

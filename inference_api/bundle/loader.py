@@ -1,7 +1,7 @@
 """The loader thread of a bundle: loads and unloads members, one at a time.
 
-The decode thread requests a load, and takes the result as an event at the start of a later turn;
-nothing else is shared. Loaded members decode meanwhile, so this thread runs at low priority.
+The decode thread requests a load, and takes the result as an event at the start of a later turn.
+Nothing else is shared. Loaded members decode meanwhile, so this thread runs at low priority.
 """
 
 import logging
@@ -39,7 +39,7 @@ class LoadFailed:
     name: str
     reason: str
     failure: Failure
-    stamp: Stamp  # the files' when loading began
+    stamp: Stamp  # the stamp of its files when loading began
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ LoaderEvent = Packing | Loaded | LoadFailed | Unloaded
 
 
 class MemberLoader:
-    """Call `start` once; `stop` joins the thread. All methods are for the decode thread."""
+    """Loads and unloads members on a thread of its own. Its methods are for the decode thread."""
 
     def __init__(self, members: Mapping[str, LoadableModel], on_event: Callable[[], None]) -> None:
         """`on_event` is called by the loader thread for each new event."""
@@ -65,7 +65,7 @@ class MemberLoader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the current job. Returns when it is done, or after JOIN_TIMEOUT_S."""
+        """Stop after the current job. Returns when it has ended, or after JOIN_TIMEOUT_S."""
         self._asked.put(None)
         if self._thread.is_alive():
             self._thread.join(JOIN_TIMEOUT_S)
@@ -77,7 +77,7 @@ class MemberLoader:
         self._asked.put(lambda: self._unload(name))
 
     def events(self) -> Iterator[LoaderEvent]:
-        """Yields what has happened since the last call. Never waits."""
+        """Yields the events since the last call. Never waits."""
         while not self._events.empty():
             yield self._events.get_nowait()
 

@@ -1,6 +1,6 @@
 """The needs and states of a bundle's members: the values that `residency` works with.
 
-All are immutable except `Member` and `Stay`, which belong to that module.
+All are immutable except `Member` and `Stay`, which only the decode thread uses.
 """
 
 import math
@@ -18,7 +18,7 @@ class MemberState(StrEnum):
     ON_DISK = "on_disk"
     LOADING = "loading"
     RESIDENT = "resident"
-    DRAINING = "draining"  # its rows finish and new requests queue, until its memory is freed
+    DRAINING = "draining"  # its rows finish and new requests wait, until its memory is freed
     FAILED = "failed"
 
 
@@ -32,7 +32,7 @@ class Eviction(StrEnum):
 
 
 class Failure(StrEnum):
-    """The kind of a failure; the reason has the details."""
+    """The kind of a failure, whose reason has the details."""
 
     LOAD = "load"
     MEMORY = "memory"
@@ -48,9 +48,9 @@ class UnloadMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory and rows of one member. `rows_min` is at least 1. `shared` has those of its weights
-    that are mapped once, whichever members have them. `guaranteed_bytes` is the cache of `rows_min`
-    rows, and `row_bytes` what every row takes besides its pages."""
+    """The memory and rows of one member. `rows_min` is at least 1. `shared` has the bytes of its
+    weights that are mapped only once for all members that use them. `guaranteed_bytes` is the cache
+    of `rows_min` rows; `row_bytes` is the memory of a row in addition to its pages."""
 
     weights_bytes: int
     other_bytes: int
@@ -64,7 +64,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The limits of a bundle, minus the memory that is used whatever is loaded."""
+    """The limits of a bundle. The memory limit excludes the scratch memory of a step."""
 
     fast_memory_limit_bytes: int
     user_rows: int
@@ -89,7 +89,7 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Fail all requests that wait for this member, with `reason`."""
+    """Fail all requests that wait for this member, because of `reason`."""
 
     name: str
     reason: str
@@ -107,8 +107,8 @@ Effect = LoadMember | Unload | Refuse | EndRows
 
 @dataclass(frozen=True, slots=True)
 class MemberSnapshot:
-    """The state of one member. Bytes are what it holds now; `last_used_s` is when a request last
-    took or returned one of its rows (None: never); `reason` says why it failed."""
+    """The state of one member. Bytes are those that it holds now. `last_used_s` is when a request
+    last took or returned one of its rows; None if never. `reason` says why it failed."""
 
     state: MemberState
     reason: str
@@ -124,8 +124,8 @@ class MemberSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ResidencySnapshot:
-    """The state of the bundle. `used_bytes` counts shared weights once; `loading_next` is the
-    member that is being loaded, or waits for room."""
+    """The state of the bundle. `used_bytes` counts shared weights once. `loading_next` is the
+    member that is being loaded or waits for room, if any."""
 
     used_bytes: int
     num_running: int
@@ -135,7 +135,7 @@ class ResidencySnapshot:
 
 @dataclass(slots=True)
 class Stay:
-    """One stay of a member in memory: why it was loaded, and when it passed each stage."""
+    """One stay of a member in memory: the times of its stages, and the member used before it."""
 
     head_came_s: float  # when the oldest waiting request came, or an operator asked
     ticketed_s: float
@@ -166,7 +166,7 @@ class Member:
     is_packed: bool = False
     num_running: int = 0
     lent_bytes: int = 0  # pages beyond those of its guaranteed rows
-    asked_s: float | None = None  # when an operator asked for it; None once it is loaded
+    asked_s: float | None = None  # when an operator asked to load it; None once it is loaded
     eviction: Eviction = Eviction.IDLE  # why it drains, if it does
     protected_until_s: float = 0.0
     last_used_s: float | None = None
@@ -190,17 +190,17 @@ class Member:
 
     @property
     def borrowed_bytes(self) -> int:
-        """What its rows take beyond that of its guaranteed ones."""
+        """The memory that its rows take beyond that of its guaranteed rows."""
         num_borrowed = max(0, self.num_running - self.needs.rows_min)
         return num_borrowed * self.needs.row_bytes + self.lent_bytes
 
     @property
     def num_owed(self) -> int:
-        """Guaranteed rows that it does not use."""
+        """The number of guaranteed rows that it does not use."""
         return max(0, self.needs.rows_min - self.num_running)
 
     def switch(self, came_s: float) -> Switch | None:
-        """Returns the switch of a request of `came_s`; None if the member was loaded then."""
+        """Returns the switch of a request from `came_s`; None if the member was loaded then."""
         stays = [stay for stay in (self.stay, self.earlier_stay) if stay is not None]
         if self.stay is None or any(stay.ready_s <= came_s < stay.left_s for stay in stays):
             return None

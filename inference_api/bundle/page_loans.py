@@ -1,8 +1,8 @@
 """One budget for the pages of all resident members.
 
-Each member has the pages of its guaranteed rows. Its rows and cached pages may use others while the
-memory is free. Cached ones go as soon as a row or a member to be loaded needs it; then, for a row,
-those of the rows admitted last. Decode thread only.
+Each member has the pages of its guaranteed rows, and may borrow more while memory is free. As soon
+as a row, or a member to be loaded, needs memory, other members' cached pages are evicted. If a row
+needs still more, the rows admitted last pause. Decode thread only.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class _Account:
     name: str
     pages: RowPages
     own_pages: int
-    rows: RowTable | None  # None: of a draft model
+    rows: RowTable | None  # None for a draft model
     give_up: Callable[[], None] | None
 
     @property
@@ -27,7 +27,7 @@ class _Account:
         return (self.pages.limit - self.own_pages) * self.pages.layout.page_bytes
 
     def num_needed(self, by_row: bool) -> int:
-        """Pages that it keeps when all are called in, by a row or by drafts."""
+        """Returns how many pages it keeps when pages are called in, by a row or by drafts."""
         if by_row and self.give_up is not None:
             return self.own_pages
         return max(self.own_pages, self.pages.num_held)
@@ -37,32 +37,33 @@ class _Account:
 
 
 class PageLoans:
-    """Limits the pages of members, and counts in `residency` what they borrow."""
+    """Limits the pages of members, and reports to `residency` the memory that they borrow."""
 
     def __init__(self, residency: Residency) -> None:
         self._residency = residency
         self._accounts: list[_Account] = []
 
     def add(self, name: str, rows: RowTable, own_pages: int) -> None:
-        """A member is in memory. Its own pages suffice for its longest row."""
+        """Add a member that was loaded. Its own pages must suffice for its longest row."""
         rows.pause_later = self._pause_later
         self._open(_Account(name, rows.pages, own_pages, rows, None))
 
     def add_draft(
         self, name: str, pages: RowPages, own_pages: int, give_up: Callable[[], None]
     ) -> None:
-        """The member has a draft model, which `give_up` has drop all pages: rows go before it."""
+        """Add the draft model of a member. `give_up` has it drop its pages, because rows precede
+        drafts."""
         self._open(_Account(name, pages, own_pages, None, give_up))
 
     def remove(self, name: str) -> None:
-        """A member without rows leaves memory."""
+        """Remove a member that is to be unloaded and has no busy rows."""
         for account in [each for each in self._accounts if each.name == name]:
             account.pages.borrow = None
             self._limit(account, account.own_pages)
             self._accounts.remove(account)
 
     def call_in(self) -> None:
-        """Take back what no row holds, from all members."""
+        """Take back from all members the borrowed pages that no row holds."""
         for account in self._accounts:
             self._call_in(account, by_row=True)
 
@@ -72,8 +73,8 @@ class PageLoans:
         self._accounts.append(account)
 
     def _pause_later(self, row: UserRow) -> bool:
-        """Pause the last row of those that borrow and were admitted after `row`. Returns whether
-        there was one."""
+        """Pause the row admitted last, of rows admitted after `row` whose members borrow pages.
+        Returns whether there was one."""
         later = [
             (each, account.rows)
             for account in self._accounts
@@ -95,8 +96,8 @@ class PageLoans:
 
     def _lend(self, account: _Account, num_wanted: int, num_needed: int) -> None:
         """Raise the account's limit by up to `num_wanted` pages. If fewer than `num_needed` are
-        free, take back what others do not need, those with the fewest pages in use first and draft
-        models last; without as many, nothing changes."""
+        free, take back pages that others do not need: from those that hold the fewest first, from
+        draft models last. Does nothing if that would not free enough."""
         residency, layout = self._residency, account.pages.layout
         others = [each for each in self._accounts if each is not account]
         by_row = account.give_up is None

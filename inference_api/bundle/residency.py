@@ -1,14 +1,13 @@
 """Decides which members of a bundle are in memory, and whose requests take the rows.
 
-The decode thread owns the state. It calls `advance` once per turn, hands the effects to a loader
+The decode thread owns the state. It calls `advance` once per turn, gives the effects to a loader
 that executes them one at a time, and reports the results here. This module has no threads, I/O or
 clock.
 
     absent ─▶ packing ─▶ on_disk ─▶ loading ─▶ resident ─▶ draining ─▶ on_disk
                  └───────────────────┴──▶ failed
 
-The *ticket* is with one member at a time, which is loaded next: see `tickets`. A request waits at
-most
+One member at a time has the *ticket* and is loaded next: see `tickets`. A request waits at most
 
     patience + (requests waiting when it came + 1) * (residence + longest run + load timeout)
 
@@ -38,12 +37,12 @@ from inference_api.core.input_queue import Waiting
 from inference_api.errors import MemberBusy, MemberLoading, MemberPinned
 from inference_api.request import Switch
 
-RESIDENCE_LOADS = 4  # a member stays at least so many times as long as its load took
+RESIDENCE_LOADS = 4  # a member stays at least this many times as long as its load took
 
 
 class Residency:
-    """The state of every member. In each turn: report the loader's results, call `advance`, carry
-    out the effects, then start requests one by one in the `order`. Decode thread only."""
+    """Decides about every member. In each turn, report the loader's results, call `advance`, carry
+    out the effects, then start requests one by one, as `order` says. Decode thread only."""
 
     def __init__(self, needs: Mapping[str, Needs], policy: Policy) -> None:
         assert all(1 <= each.rows_min <= each.rows_max for each in needs.values())
@@ -53,14 +52,14 @@ class Residency:
         self._rows = RowShares(self._states)
         self._tickets = Tickets(self._states, self._rows)
         self._arrived: list[Member] = []  # members that were loaded since the last turn
-        self._is_at_rest = True  # nothing to do unless a request waits for an unloaded member
+        self._is_at_rest = True  # nothing is to do until a request comes for an unloaded member
         self._snapshot: ResidencySnapshot | None = None
 
     # --- a turn ---------------------------------------------------------------------------
 
     def advance(self, now_s: float, waiting: Mapping[str, Waiting]) -> Sequence[Effect]:
-        """Returns the effects to carry out now, in this order. `waiting` has exactly the members
-        for which requests wait."""
+        """Returns the effects to carry out now, in order. `waiting` has exactly the members for
+        which requests wait."""
         states = self._states
         states.waiting = waiting
         self._rows.begin_turn()
@@ -96,8 +95,8 @@ class Residency:
         return bool(self._members[name].num_owed)
 
     def is_short(self, waiting: Collection[str]) -> bool:
-        """Returns whether a member that has to be loaded, or another row of one that requests wait
-        for, lacks memory as long as others have borrowed theirs."""
+        """Returns whether memory that is borrowed now keeps a wanted member from being loaded, or a
+        loaded one from starting a waiting request."""
         asked = [each for each in self._members.values() if each.asked_s is not None]
         for member in [*map(self._members.__getitem__, waiting), *asked]:
             is_held = member.name in self._memory.holders
@@ -108,33 +107,33 @@ class Residency:
 
     @property
     def may_lend(self) -> bool:
-        """Whether pages beyond those of guaranteed rows may take memory: not while a member waits
+        """Whether pages beyond those of guaranteed rows may take memory. False while a member waits
         for room."""
         return self._rows.may_borrow
 
     def free_bytes(self, name: str) -> int:
-        """Returns how much memory pages of this member may take besides another row of it."""
+        """Returns the bytes that pages of this member may take if it also gets another row."""
         return self._memory.free_bytes - self._members[name].needs.row_bytes
 
     def lend(self, name: str, num_bytes: int) -> None:
-        """Note how much memory the member's pages take beyond those of its guaranteed rows."""
+        """Note how many bytes the member's pages take beyond those of its guaranteed rows."""
         self._memory.lend(self._members[name], num_bytes)
         assert self._memory.free_bytes >= 0, "only what is free is lent"
         self._snapshot = None
 
     def switch_of(self, name: str, came_s: float) -> Switch | None:
-        """Returns how long a request that came at `came_s` and starts now waited for the load of
-        its member; None if the member was loaded when it came."""
+        """Returns how long a request that came at `came_s` and starts now has waited for its member
+        to be loaded; None if the member was loaded when it came."""
         return self._members[name].switch(came_s)
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing changes with time alone, without a request, the loader or an operator.
-        False while a member waits to be loaded, or is being loaded."""
+        """Whether nothing changes until a request, the loader or an operator causes it. False while
+        a member waits to be loaded, or is being loaded."""
         return self._tickets.holder is None
 
     def snapshot(self) -> ResidencySnapshot:
-        """Returns the state; the same object until something has changed."""
+        """Returns the state: the same object as before if nothing has changed."""
         if self._snapshot is None or self._states.has_news:
             holder = self._tickets.holder
             self._snapshot = ResidencySnapshot(
@@ -151,13 +150,13 @@ class Residency:
     # --- results of the loader ------------------------------------------------------------
 
     def packing(self, name: str) -> None:
-        """Note that the member's file is being packed, for a Load or in advance."""
+        """Note that the member's file is being packed."""
         member = self._members[name]
         if member.state in UNLOADED or member.state is MemberState.LOADING:
             self._states.become(member, MemberState.PACKING)
 
     def loaded(self, name: str, now_s: float) -> None:
-        """Note that a Load is done, even if it was given up, or no request waits any more."""
+        """Note that a load is done, even if it had timed out, or no request waits any more."""
         member = self._members[name]
         assert name in self._states.at_loader, "no Load was issued"
         assert member.stay is not None
@@ -196,7 +195,7 @@ class Residency:
 
     def ask_load(self, name: str, now_s: float) -> bool:
         """Load this member as if a request had come for it, even if it failed before. Returns
-        whether it is loaded. Idempotent."""
+        whether it is loaded already. Idempotent."""
         member = self._members[name]
         if member.state is MemberState.FAILED:
             self._states.become(member, member.unloaded_state)
@@ -208,7 +207,7 @@ class Residency:
 
     def ask_unload(self, name: str, mode: UnloadMode, now_s: float) -> None:
         """Unload this member: only if it is idle, after its rows have ended, or at once, in which
-        case `advance` returns an EndRows. Waiting requests cause it to be loaded again. Raises
+        case `advance` returns an EndRows. It is loaded again if requests wait for it. Raises
         MemberPinned, MemberLoading, MemberBusy."""
         member, states = self._members[name], self._states
         if member.needs.is_pinned:
@@ -230,7 +229,7 @@ class Residency:
     # --- parts ----------------------------------------------------------------------------
 
     def _protect_arrived(self) -> None:
-        """Protect a loaded member for a while if requests waited for it."""
+        """Protect newly loaded members from eviction for a while, if requests wait for them."""
         for member in self._arrived:
             assert member.stay is not None
             load_s = member.stay.ready_s - member.stay.issued_s
@@ -252,7 +251,7 @@ class Residency:
                 self._states.effects.append(Refuse(name, member.reason))
 
     def _settle(self, now_s: float) -> None:
-        """Draw the conclusions of this turn for row shares, and for the next turn."""
+        """Update the row shares after this turn's decisions, and whether the next turn may rest."""
         states, holder = self._states, self._tickets.holder
         sure = states.those(MemberState.RESIDENT)
         self._rows.owe(sure if holder is None else [*sure, holder])

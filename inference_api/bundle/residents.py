@@ -1,6 +1,6 @@
 """Carries out the decisions of `residency`: loads and unloads the members of a bundle.
 
-Decode thread only, except where marked. A loader thread does the loading.
+Decode thread only, except where noted. A loader thread does the loading.
 """
 
 import math
@@ -39,13 +39,13 @@ from inference_api.settings.bundle_file import Bundle, BundleMember
 
 TIMER_S = 0.05  # precision of patience and residence times while no request runs
 FAILED_RETRY_AFTER_S = 30
-ANSWER_TIMEOUT_S = 30.0  # how long an operator's call may wait for a turn of the decode loop
+ANSWER_TIMEOUT_S = 30.0  # an operator's call waits at most this long for a turn of the loop
 
 Answer = TypeVar("Answer")
 
 
 class BundleResidents(Residents):
-    """The members of a bundle."""
+    """The members of a bundle, which are loaded when requests come for them."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class BundleResidents(Residents):
         input_queue: InputQueue,
         slot_bytes: int | None = None,
     ) -> None:
-        """`members` are those of the bundle, by name; for `slot_bytes` see `needs_of`."""
+        """`members` are the bundle's, by name. For `slot_bytes` see `needs_of`."""
         self.models = {}
         self.served = {name: member.served for name, member in members.items()}
         needs = {
@@ -76,8 +76,8 @@ class BundleResidents(Residents):
     # --- any thread -----------------------------------------------------------------------
 
     def ask(self, question: Callable[[Residency, float], Answer]) -> Answer:
-        """Have the decode thread call `question` in its next turn. When this returns, `snapshot`
-        shows the effect. Raises what `question` raises, or TimeoutError if no turn comes."""
+        """Have the decode thread call `question` in its next turn. Returns its answer, when
+        `snapshot` shows the effect. Raises its error, or TimeoutError if no turn comes."""
         answer: Future[Answer] = Future()
 
         def settle() -> Callable[[], None]:
@@ -117,7 +117,7 @@ class BundleResidents(Residents):
         settled = [self._asked.get_nowait()() for _ in range(self._asked.qsize())]
         waiting = self._input_queue.all_waiting()
         if self._residency.is_short(waiting):
-            self._loans.call_in()  # what no row holds keeps nobody out
+            self._loans.call_in()  # pages that no row holds must not keep a member or row waiting
         for effect in self._residency.advance(now_s, waiting):
             self._do(effect)
         self.snapshot = self._residency.snapshot()
@@ -129,7 +129,7 @@ class BundleResidents(Residents):
             num_started = self._num_started
             yield model
             if self._num_started == num_started:
-                return  # the request has just left, so the order is out of date
+                return  # the request has left meanwhile, so the order is out of date
 
     def started(self, model: LoadedModel, row: UserRow, now_s: float) -> None:
         self._num_started += 1
@@ -157,7 +157,7 @@ class BundleResidents(Residents):
                 self._residency.packing(name)
             case loader.Loaded(name, model):
                 self.models = {**self.models, name: model}
-                if not model.runner.layout.is_bound:  # else all rows have memory
+                if not model.runner.layout.is_bound:  # bound pages always have memory
                     self._share_pages(name, model)
                 self._residency.loaded(name, now_s)
             case loader.LoadFailed(name, reason, failure, stamp):
@@ -175,7 +175,7 @@ class BundleResidents(Residents):
             self._loans.add_draft(name, model.drafter.pages, each, model.drafter.give_up)
 
     def _is_mended(self, name: str) -> bool:
-        """Returns whether the files of a failed member have changed."""
+        """Returns whether the files of a failed member have changed since."""
         return name in self._failed and self._failed[name] != self._members[name].stamp()
 
     def _do(self, effect: Effect) -> None:
@@ -204,8 +204,8 @@ class BundleResidents(Residents):
 
 
 def needs_of(member: BundleMember, model: LoadableModel, slot_bytes: int | None = None) -> Needs:
-    """Returns the memory of a model as this member, less its tokenizer, always loaded. On CUDA it
-    takes `slot_bytes`, which have room for all its rows."""
+    """Returns the memory and rows of a member, without its tokenizer, which is always loaded. On
+    CUDA it takes a whole slot of `slot_bytes`, with room for all its rows."""
     rows_min, weights_bytes, footprints = member.rows.min, model.weights_bytes, model.footprints
     of_rows = Needs(
         weights_bytes=weights_bytes,
@@ -242,8 +242,8 @@ def bring_up(backend: DecodeBackend) -> None:
 def bundle_residents(
     bundle: Bundle, settings: Settings, input_queue: InputQueue, pause: Callable[[], None]
 ) -> BundleResidents:
-    """Returns the described members, none of them loaded. `pause` is called repeatedly during a
-    load. Raises StartupError."""
+    """Returns the bundle's members, described but not loaded. `pause` is called again and again
+    during a load. Raises StartupError."""
     from inference_api.engine.devices import make_slots
     from inference_api.loading.packing.folder import PackedFolder
 

@@ -1,8 +1,8 @@
 """Chooses the member for `model: "auto"` by similarity to its description and examples.
 
-It uses TF-IDF over words and short sequences of letters, and a logistic regression, both from
-scikit-learn, which is imported only if there is a router. `make bench-router` compares this with a
-k-nearest-neighbour search among hidden states. It sorts by topic, not by difficulty.
+It uses TF-IDF over words and short sequences of letters, and a logistic regression. Both are from
+scikit-learn, which is imported only if there is a router. `make bench-router` compares them with a
+k-nearest-neighbour search among hidden states. The choice is by topic, not by difficulty.
 """
 
 import re
@@ -13,13 +13,13 @@ from typing import Any, Literal, Protocol, Self
 
 from inference_api.errors import StartupError
 
-MAX_MESSAGES = 8  # only so many first messages of a conversation are read
+MAX_MESSAGES = 8  # only this many first messages of a conversation are read
 MAX_CHARACTERS = 1000  # taken from a message: half from its start, half from its end
-# Chosen so that the probabilities from a few dozen texts are neither too low nor much too high:
-# `make bench-router` prints them as calibration error.
+# Chosen so that probabilities learned from a few dozen texts are neither too low nor much too high:
+# `make bench-router` prints their calibration error.
 _INVERSE_REGULARISATION = 300.0
 _TOKENS = r"[^\W\d_]+|0|[-+*/=%{}\[\]<>,]"
-_MAX_WORDS, _MAX_LETTERS = 2000, 4000  # distinct features, to bound the time to learn
+_MAX_WORDS, _MAX_LETTERS = 2000, 4000  # most features, which bounds the time to learn
 NO_SKLEARN = (
     "router: scikit-learn is not installed; run `pip install 'hearth[router]'` (in a clone: `pip "
     "install --editable '.[router]'`), or leave `router` out of the bundle's file"
@@ -38,7 +38,7 @@ class RoutedMember(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A choice. `confidence` is the probability of the likeliest member. If it is below the
+    """A choice. `confidence` is the probability of the likeliest member. If that is below the
     threshold, `member` is the fallback, and `method` says so."""
 
     member: str
@@ -47,22 +47,21 @@ class Route:
 
 
 class MemberRouter:
-    """Immutable: any thread."""
+    """Chooses members for messages. Immutable; any thread may use it."""
 
     def __init__(self, classifier: Any, threshold: float, fallback: str) -> None:
-        """`classifier` is one of scikit-learn's, over texts, with `predict_proba` and
-        `classes_`."""
+        """`classifier` is a scikit-learn classifier of texts, with `predict_proba`."""
         self._classifier = classifier
         self._threshold = threshold
         self._fallback = fallback
 
     @classmethod
     def of(cls, members: Sequence[RoutedMember], threshold: float, fallback: str) -> Self:
-        """Returns a router that has learned the members' texts: in a fraction of a second, or in
-        seconds from thousands of texts.
+        """Returns a router that has learned the members' texts. This takes a fraction of a second,
+        or seconds for thousands of texts.
 
-        A member without description and examples can only be the fallback. Raises StartupError
-        if fewer than two others are left, or no text contains a word.
+        A member without a description and examples can only be the fallback. Raises StartupError
+        if fewer than two members have any, or no text contains a word.
         """
         texts, names = [], []
         for member in members:
@@ -82,8 +81,8 @@ class MemberRouter:
         return cls(classifier, threshold, fallback)
 
     def route(self, messages: Sequence[str]) -> Route:
-        """Returns the choice for the user's messages, oldest first. The first message above the
-        threshold decides, so a conversation keeps its member: later messages cannot change it."""
+        """Returns the choice for the user's messages, oldest first. The first message that reaches
+        the threshold decides, so later messages of a conversation do not change its member."""
         confidence = 0.0
         for message in messages[:MAX_MESSAGES]:
             (probabilities,) = self._classifier.predict_proba([_bounded(message)])

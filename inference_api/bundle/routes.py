@@ -1,4 +1,4 @@
-"""Routes that show, load and unload the members of a bundle, or check one to be served."""
+"""Routes that show, load and unload the members of a bundle, or check another bundle."""
 
 import os
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class ValidateBody(Body):
 
 
 def _state(backend: DecodeBackend) -> BundleState:
-    """Raises what `_residents` raises."""
+    """Returns the bundle's state. Raises the errors of `_residents`."""
     _residents(backend)
     state = bundle_state(backend)
     assert state is not None
@@ -55,8 +55,8 @@ def _member(backend: DecodeBackend, name: str) -> ExpertState:
 def _ask(
     backend: DecodeBackend, name: str, question: Callable[[Residency, float], Answer]
 ) -> Answer:
-    """Has the decode thread answer a question about a member. Raises what it raises, NoBundle,
-    UnknownModel, and the errors that a new request would get."""
+    """Has the decode thread answer a question about a member. Raises the question's errors,
+    NoBundle, UnknownModel, and the errors that a new request would get."""
     residents = _residents(backend)
     names = list(residents.snapshot.members)
     if name not in names:
@@ -71,7 +71,7 @@ def _ask(
 
 
 def _residents(backend: DecodeBackend) -> BundleResidents:
-    """Raises NoBundle, and NotReady before the members are known."""
+    """Returns the bundle's members. Raises NoBundle, or NotReady before they are known."""
     if backend.settings.bundle is None:
         raise NoBundle
     residents = bundle_of(backend)
@@ -83,7 +83,7 @@ def _residents(backend: DecodeBackend) -> BundleResidents:
 
 def create_blueprint(backend: DecodeBackend) -> Blueprint:
     blueprint = Blueprint("bundle", __name__)
-    checking = Lock()  # one check at a time: parsing large tokenizers holds the interpreter
+    checking = Lock()  # one check at a time, because parsing large tokenizers holds the GIL
 
     @blueprint.get("/bundle")
     @operation(
@@ -147,8 +147,8 @@ def _unload_mode() -> UnloadMode:
 
 
 def checked(text: str, settings: Settings) -> Validation:
-    """Checks a client's bundle. Reads only the sources of the server's own bundle and that bundle's
-    folder: no other files, and no hub."""
+    """Checks a client's bundle. Reads only the server's own sources and files in the folder of its
+    bundle: no other files, and no hub."""
     folder = None if settings.bundle is None else settings.bundle.folder
     own = {
         source

@@ -1,7 +1,7 @@
-"""Decides which loaded member gets the next user row. Each is always sure of its `rows_min`.
+"""Decides which loaded member gets the next user row. Each is guaranteed its `rows_min` rows.
 
-The remaining rows are borrowed one by one: the next goes to the member that uses the smallest share
-of its `rows_max`. Rows are never taken away. Decode thread only.
+Members borrow the remaining rows one by one: the next goes to the member that uses the smallest
+share of its `rows_max`. Rows are never taken away. Decode thread only.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from inference_api.bundle.states import MemberStates
 
 
 class RowShares:
-    """Counts members' rows. `may_borrow`: whether they may take memory beyond that of `rows_min`
-    rows, and such rows if these need any."""
+    """Counts the rows of members. `may_borrow` says whether members may take memory beyond that of
+    their guaranteed rows, and so borrow rows that need memory."""
 
     def __init__(self, states: MemberStates) -> None:
         self.num_running = 0
@@ -22,13 +22,13 @@ class RowShares:
         self._members, self._memory = states.by_name, states.memory
         self._user_rows = states.policy.user_rows
         self._num_started: dict[str, int] = {}  # waiting requests that got a row in this turn
-        self._num_owed = 0  # rows kept for members below their minimum
+        self._num_owed = 0  # free rows that are kept for members below their `rows_min`
 
     def begin_turn(self) -> None:
         self._num_started.clear()
 
     def owe(self, members: Iterable[Member]) -> None:
-        """Set the members that are sure of rows."""
+        """Set the members whose guaranteed rows are kept for them."""
         self._num_owed = sum([each.num_owed for each in members])
 
     def num_waiting(self, name: str) -> int:
@@ -78,12 +78,12 @@ class RowShares:
             self._num_owed += 1
 
     def _turn(self, name: str) -> tuple[bool, float, float]:
-        """Returns a sort key: first members below their `rows_min`, the longest wait first, so that
-        no later request passes the oldest; then the others, the smallest share first."""
+        """Returns a sort key. Members below their `rows_min` come first, the longest wait first, so
+        that no later request passes the oldest one. Then come the others, smallest share first."""
         member, came_s = self._members[name], self._states.waiting[name].oldest_came_s
         if member.num_running >= member.needs.rows_min:
             return True, member.num_running / member.needs.rows_max, came_s
-        # Arrival times of later requests are unknown, so the requests that the member was loaded
-        # for go first, and then members take turns.
+        # Only the oldest arrival is known. Members with requests from before they were loaded go
+        # first; after that, members take turns.
         num_started = 0 if came_s < member.ready_s else self._num_started.get(name, 0)
         return False, num_started, came_s

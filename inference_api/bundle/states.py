@@ -1,6 +1,6 @@
 """The states of all members, the requests that wait for them, and the loader's tasks.
 
-Decode thread only. This module keeps the state; `residency` has the rules that change it.
+Decode thread only. This module keeps the state; `residency` has the rules by which it changes.
 """
 
 import math
@@ -23,19 +23,19 @@ UNLOADED = frozenset({MemberState.ABSENT, MemberState.PACKING, MemberState.ON_DI
 
 
 class MemberStates:
-    """`effects` are those not handed out yet. `has_news` is set by every change."""
+    """The state of the bundle. `effects` are not handed out yet. Every change sets `has_news`."""
 
     def __init__(self, needs: Mapping[str, Needs], policy: Policy) -> None:
         self.policy = policy
         self.by_name = {name: Member(name, each) for name, each in needs.items()}
         self.pinned = [each for each in self.by_name.values() if each.needs.is_pinned]
         self.memory = FastMemory(policy.fast_memory_limit_bytes)
-        self.ready: set[str] = set()  # the names of residents
+        self.ready: set[str] = set()  # names of members that are RESIDENT
         self.waiting: Mapping[str, Waiting] = {}
         self.at_loader: set[str] = set()  # names of members with an unanswered Load or Unload
         self.effects: list[Effect] = []
         self.has_news = False
-        self._loader_since_s = 0.0  # when the loader began its present task
+        self._loader_since_s = 0.0  # when the loader began its current task
 
     # --- changes --------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ class MemberStates:
         self.become(member, MemberState.DRAINING)
 
     def spare(self, member: Member) -> None:
-        """Keep a member that still drains, unless an operator asked for it to be unloaded."""
+        """Keep a member that is draining, unless its unload was issued or an operator wants it."""
         is_leaving = member.name in self.at_loader or member.eviction is Eviction.OPERATOR
         if member.state is MemberState.DRAINING and not is_leaving:
             assert member.stay is not None
@@ -70,7 +70,7 @@ class MemberStates:
         self.effects.append(effect)
 
     def answered(self, name: str, now_s: float) -> None:
-        """Note that the loader has answered."""
+        """Note that the loader has answered an effect."""
         self.at_loader.discard(name)
         self._loader_since_s = now_s
         self.has_news = True
@@ -78,7 +78,7 @@ class MemberStates:
     # --- questions ------------------------------------------------------------------------
 
     def is_loader_overdue(self, now_s: float) -> bool:
-        """Returns whether the loader has taken too long over one task."""
+        """Returns whether the loader has exceeded `load_timeout_s` with its current task."""
         return bool(self.at_loader) and now_s - self._loader_since_s > self.policy.load_timeout_s
 
     def those(self, *states: MemberState) -> list[Member]:
@@ -92,12 +92,12 @@ class MemberStates:
         return not member.num_running and member.name not in self.waiting
 
     def idle(self, members: Iterable[Member]) -> list[Member]:
-        """Returns the unused ones of `members`, the least recently used first."""
+        """Returns the idle ones of `members`, the least recently used first."""
         idle = [each for each in members if self.is_idle(each)]
         return sorted(idle, key=lambda each: each.used_or_ready_s)
 
     def head_came_s(self, member: Member) -> float:
-        """Returns when its oldest waiting request, or an operator's, came; `inf` if none."""
+        """Returns when the member's oldest waiting request, or an operator's, came; else `inf`."""
         waiting = self.waiting.get(member.name)
         came_s = math.inf if waiting is None else waiting.oldest_came_s
         return came_s if member.asked_s is None else min(came_s, member.asked_s)

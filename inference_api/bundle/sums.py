@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from inference_api.loading.memory import slot_bytes
 
-Key = tuple[str, str]  # folder or file of weights, and quantisation; weights of a key are shared
+Key = tuple[str, str]  # folder or file of weights, and quantisation; equal keys share weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Memory of one member."""
+    """The memory of one member."""
 
     name: str
     pieces: tuple[Piece, ...]
     is_pinned: bool
-    scratch_bytes: int  # memory of a step; all members share the largest one's
+    scratch_bytes: int  # memory of a step, which members share: the largest one counts
 
     @property
     def weights_by_key(self) -> Mapping[Key, int]:
@@ -41,7 +41,7 @@ class Taken:
 
     @property
     def cache_bytes(self) -> int:
-        """Cache of its guaranteed rows."""
+        """Bytes of the cache of its guaranteed rows."""
         return sum(piece.cache_bytes for piece in self.pieces)
 
     @property
@@ -50,7 +50,7 @@ class Taken:
 
     @property
     def slot_bytes(self) -> int:
-        """What it takes of a slot, on CUDA."""
+        """Bytes that it takes in a slot, on CUDA."""
         return sum(slot_bytes(piece.weights_bytes, piece.cache_bytes) for piece in self.pieces)
 
 
@@ -59,7 +59,7 @@ Members = Sequence[Taken]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit by its key in the file: how much members need together, and one of them alone."""
+    """A limit: its key in the file, the bytes that members need together, and those of one."""
 
     key: str
     need: Callable[[Members], int]
@@ -72,8 +72,8 @@ def memory_need(members: Members) -> int:
 
 
 def fast_memory_need(members: Members) -> int:
-    """Returns the bytes needed to load each member at some time: the pinned members, the largest of
-    the others, and a step."""
+    """Returns the bytes needed so that each member can be loaded at some time: for the pinned
+    members, the largest of the others, and a step."""
     pinned = [each for each in members if each.is_pinned]
     held = _weights_of(pinned)
     others = [
@@ -91,7 +91,7 @@ def fast_memory_need(members: Members) -> int:
 
 
 def slots_need(members: Members) -> int:
-    """As `fast_memory_need`, on CUDA: each member takes as much as the largest."""
+    """Returns the same on CUDA, where each member takes a slot as large as the largest needs."""
     num_pinned = sum(each.is_pinned for each in members)
     num_slots = num_pinned + (num_pinned < len(members))
     largest = max((each.slot_bytes for each in members), default=0)
@@ -125,8 +125,8 @@ def _weights_of(members: Members) -> dict[Key, int]:
 
 
 def _to_drop(limit: Limit, members: Members, limit_bytes: int) -> Members:
-    """Returns a small set of members to drop so that the limit is kept; empty if all would go. If
-    one member suffices, it is the smallest such one; otherwise the largest savings go first."""
+    """Returns a few members whose removal keeps the limit; none if all would have to go. If one
+    member suffices, it is the smallest that does; otherwise those that save the most go first."""
 
     def need(dropped: Members) -> int:
         return limit.need([each for each in members if each not in dropped])
@@ -139,7 +139,7 @@ def _to_drop(limit: Limit, members: Members, limit_bytes: int) -> Members:
         dropped.append(
             min(enough, key=order.__getitem__) if enough else max(order, key=order.__getitem__)
         )
-    for each in list(dropped):  # a later one may have made an earlier one unnecessary
+    for each in list(dropped):  # later ones may have made an earlier one unnecessary
         others = [other for other in dropped if other != each]
         if need(others) <= limit_bytes:
             dropped = others

@@ -1,7 +1,7 @@
-"""Decides which member is loaded next, and which ones leave memory for it.
+"""Decides which member is loaded next, and which members are unloaded for it.
 
-One member at a time holds the *ticket*: it is loaded next, because its oldest waiting request (the
-*head*) arrived before those of all other members that are not in memory. Decode thread only.
+One member at a time holds the *ticket*. It is loaded next, because its oldest waiting request (the
+*head*) came before those of all other members that are not in memory. Decode thread only.
 """
 
 import math
@@ -30,11 +30,11 @@ class _Ticket:
     victims: list[Member] = field(default_factory=list)
     is_loading: bool = False
     is_second_try: bool = False
-    must_free_idle: bool = False  # unload idle members before the next try
+    must_free_idle: bool = False  # idle members are unloaded before the next try
 
 
 class Tickets:
-    """The ticket, and what is done for its holder."""
+    """Gives out the ticket, makes room for its holder, and has it loaded."""
 
     def __init__(self, states: MemberStates, rows: RowShares) -> None:
         self._states, self._rows = states, rows
@@ -54,13 +54,13 @@ class Tickets:
         return self._ticket is not None and not self._ticket.is_loading
 
     def advance(self, now_s: float) -> None:
-        """Take the next step towards the load of the holder, which may change."""
+        """Take the next step towards loading the holder, which may change."""
         self._end_overdue(now_s)
         self._choose(now_s)
         self._serve(now_s)
 
     def drop(self, member: Member) -> None:
-        """Drop the ticket, if it is this member's."""
+        """Drop the ticket if this member holds it."""
         ticket = self._ticket
         if ticket is not None and ticket.member is member:
             self._ticket = None
@@ -73,8 +73,8 @@ class Tickets:
         self.drop(member)
 
     def load_failed(self, member: Member, reason: str, failure: Failure) -> None:
-        """Note that a Load or its packing failed. The first time it fails for MEMORY, idle members
-        are unloaded and it is tried once more."""
+        """Note that a load, or the packing for it, failed. If it fails for MEMORY the first time,
+        it is tried once more after idle members were unloaded."""
         ticket, is_loading = self._ticket, self.is_loading(member)
         if ticket is not None and is_loading:
             ticket.is_loading = False
@@ -84,12 +84,13 @@ class Tickets:
                 return
         if is_loading or member.state is MemberState.PACKING:
             self.fail(member, failure, reason)
-        elif member.state is MemberState.FAILED:  # it was given up; now the reason is known
+        elif member.state is MemberState.FAILED:  # it timed out before; now the reason is known
             self._states.become(member, MemberState.FAILED, reason)
-        # Otherwise it was given up, and another try has been requested since.
+        # Otherwise it timed out before, and another try has been requested since.
 
     def _end_overdue(self, now_s: float) -> None:
-        """Fail waiting requests if the loader does not answer in time. It may answer later."""
+        """Fail requests that wait for the holder if the loader has not answered in time. It may
+        still answer later."""
         ticket, timeout_s = self._ticket, self._states.policy.load_timeout_s
         if ticket is None or not self._states.is_loader_overdue(now_s):
             return
@@ -97,15 +98,15 @@ class Tickets:
             reason = f"it was not loaded within load_timeout_s={timeout_s:g}"
             self.fail(ticket.member, Failure.TIMEOUT, reason)
         elif now_s - ticket.issued_s > timeout_s:
-            # The member itself has no fault, so the next request for it causes another try.
+            # The member itself has not failed, so the next request for it causes another try.
             reason = f"a load before it took longer than load_timeout_s={timeout_s:g}"
             ticket.member.asked_s = None
             self._states.effects.append(Refuse(ticket.member.name, reason))
             self.drop(ticket.member)
 
     def _choose(self, now_s: float) -> None:
-        """Keep or pass on the ticket. A member keeps it while its head waits, and in any case while
-        it is being loaded."""
+        """Keep the ticket or give it to another member. A member keeps it while its head waits, and
+        always while it is being loaded."""
         ticket, states = self._ticket, self._states
         if ticket is not None and not ticket.is_loading:
             if states.head_came_s(ticket.member) == ticket.head_came_s:
@@ -136,11 +137,11 @@ class Tickets:
             self._load(ticket, now_s)
 
     def _make_room(self, ticket: _Ticket, now_s: float) -> None:
-        """Drain the fewest members that make room: idle ones, or, once the head has waited too
-        long, also members whose waiting requests are all younger."""
+        """Drain as few members as make room: only idle ones, but once the head has waited longer
+        than `patience_s`, also members whose waiting requests all came later than it."""
         memory, states, staying = self._memory, self._states, self._memory.staying()
         borrowed_bytes = sum([each.borrowed_bytes for each in staying])
-        # Borrowed rows end and none is borrowed meanwhile, so the drained memory suffices.
+        # While victims drain, borrowed memory is returned and none is lent, so it does not count.
         if memory.has_room_beside(ticket.member, staying, 0 if ticket.victims else borrowed_bytes):
             return
         leaving = [each for each in states.unpinned() if each.protected_until_s <= now_s]

@@ -1,7 +1,7 @@
 """`Bundle`: a file that describes many models behind one endpoint.
 
 The code calls a model of a bundle a *member*. The file and the documentation call it an expert,
-which in the code is a word for mixtures of experts.
+a word that the code uses only for mixtures of experts.
 
 `docs/bundle.md` says what each key means; a test compares the two. This module only reads the file;
 `bundle.check` decides whether its members can be served here.
@@ -29,7 +29,7 @@ from inference_api.settings.sizes import Size
 MAX_FILE_BYTES = 256 * 1024
 MAX_MEMBERS = 32
 MAX_EXAMPLES = 256  # examples of one member
-ROUTED = "auto"  # the model of requests that leave the choice to the router
+ROUTED = "auto"  # requests to this model leave the choice to the router
 Quantisation = Literal["none", "auto", "file", "int8", "int4"]
 
 
@@ -72,7 +72,7 @@ class MemberDraft(Keys):
 
 
 class BundleMember(Keys):
-    """One model of a bundle. With `draft` it is a pair of models, under one name."""
+    """One model of a bundle; with `draft`, a pair of models under one name."""
 
     name: Annotated[Name, AfterValidator(_can_be_asked_for)]
     target: MemberTarget | None = None
@@ -129,7 +129,7 @@ class BundleMember(Keys):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """All sources that the member is loaded from."""
+        """All sources from which the member is loaded."""
         draft = None if self.draft is None else self.draft.source
         return tuple(each for each in (self.source, draft, self.medusa_heads) if each is not None)
 
@@ -143,7 +143,7 @@ class RouterSettings(Keys):
 
 
 class Bundle(Keys):
-    """A valid file: names are unique, and `default` and `fallback` name members."""
+    """The contents of a valid file: names are unique, and `default` and `fallback` name members."""
 
     version: Literal[1]
     memory_limit: Size
@@ -163,7 +163,7 @@ class Bundle(Keys):
     @field_validator("members")
     @classmethod
     def _check_number(cls, members: tuple[BundleMember, ...]) -> tuple[BundleMember, ...]:
-        if not members:  # `min_length` would not count faulty ones
+        if not members:  # `min_length` would not count members with faults
             raise ValueError("has no entries; give 1 or more")
         return members
 
@@ -181,13 +181,13 @@ class Bundle(Keys):
         return self._folder
 
     def from_folder(self, folder: Path) -> Self:
-        """Returns the bundle as in `folder`: sources that exist there get absolute paths."""
+        """Returns the bundle of a file in `folder`: sources that exist there get absolute paths."""
 
         def found(source: str) -> str:
             path = folder / source
             try:
                 return str(path) if path.exists() else source
-            except (OSError, ValueError):  # such as a hub id that is too long for a file name
+            except (OSError, ValueError):  # for example, a hub id that is too long for a file name
                 return source
 
         bundle = self.with_sources(found)
@@ -200,7 +200,7 @@ class Bundle(Keys):
         return self.model_copy(update={"members": members})
 
     def row_faults(self, user_rows: int) -> list[str]:
-        """Returns why `user_rows` rows are too few for all members; empty if they suffice."""
+        """Returns why `user_rows` rows are too few for the members; empty if they suffice."""
         faults = []
         guaranteed = sum(each.rows.min for each in self.members)
         if guaranteed > user_rows:
@@ -218,20 +218,20 @@ class Bundle(Keys):
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Returns the file's bundle. Sources are looked up in its folder first. Raises StartupError
+    """Returns the bundle of a file. Sources are looked up in its folder first. Raises StartupError
     with every fault of the file."""
     try:
         if not path.is_file():
             raise StartupError(f"{path} is not a file; give the path of a bundle's YAML file.")
         with path.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:  # a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise StartupError(f"{path} cannot be read ({error}); correct the path.") from None
     return parse_bundle(content).from_folder(path.parent.resolve())
 
 
 def parse_bundle(content: bytes) -> Bundle:
-    """Returns the bundle in this text. Raises StartupError with every fault."""
+    """Returns the bundle of this text. Raises StartupError with every fault."""
     if len(content) > MAX_FILE_BYTES:
         raise StartupError(f"The file has more than {MAX_FILE_BYTES} bytes; shorten it.")
     try:
@@ -252,7 +252,7 @@ def _with_sources(member: BundleMember, change: Callable[[str], str]) -> BundleM
 
 
 def _name_faults(raw: Mapping[str, Any]) -> list[str]:
-    """Returns duplicate names of members, and references to unknown ones. `raw` is any mapping."""
+    """Returns the faults of duplicate names and unknown references. `raw` is not validated."""
     members = raw.get("experts")
     entries = members[:MAX_MEMBERS] if isinstance(members, list) else []
     names = [each.get("name") if isinstance(each, dict) else None for each in entries]

@@ -1,5 +1,5 @@
-"""`ModelSettings`: the settings of one served model, given by variables, an entry of MODELS, or an
-expert of a bundle.
+"""`ModelSettings`: the settings of one served model. They come from environment variables, an entry
+of MODELS, or an expert of a bundle.
 """
 
 from typing import Annotated, Literal
@@ -9,15 +9,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from inference_api.settings.sizes import CountOrAuto, SizeOrAuto
 from inference_api.shipped_files import SHIPPED
 
-MIN_CONTEXT_TOKENS = 16  # in fewer there is no room for a prompt and its answer
+MIN_CONTEXT_TOKENS = 16  # fewer have no room for a prompt and its answer
 EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
 
 Speculation = Literal["auto", "off", "ngram", "medusa", "mtp", "draft"]
-"""The draft source: `auto` uses all available ones when it pays, `off` none, else the one named."""
+"""The draft source: one by name; `auto` uses all available ones when that pays; `off` uses none."""
 
 
 def readable(name: str) -> str:
-    """Raises ValueError for a name that no client could send, or that would break a log line."""
+    """Raises ValueError for a name that clients cannot send, or that would break a log line."""
     if not (name.strip("/").isprintable() and name.strip("/ ")):
         raise ValueError("has no printable name; give at least one character, and no line break")
     return name
@@ -60,5 +60,5 @@ class ModelSettings(BaseModel):
 
     @property
     def used_draft_model(self) -> str | None:
-        """`draft_model`, if SPECULATION uses it; else None."""
+        """`draft_model` if SPECULATION uses it, else None."""
         return self.draft_model if self.speculation in ("auto", "draft") else None

@@ -21,14 +21,14 @@ from inference_api.settings.bundle_file import Bundle, BundleMember, read_bundle
 from inference_api.settings.model import EMBEDDED_MODEL, ModelSettings
 from inference_api.settings.sizes import Size
 
-CONTROL_THREADS = 16  # request threads besides rows and queue, so that /health always has one
+CONTROL_THREADS = 16  # request threads in addition, so that there is always one for /health
 MAX_MODELS = 8
 MAX_ALIASES = 64
 MAX_NAME_CHARS = 256
-ANY = "*"  # in an alias
+ANY = "*"  # matches any characters in an alias
 MIN_RANKS, MAX_RANKS = 2, 256
 Alias = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
-# Keys of a bundle's file that replace these variables, for each member or for all.
+# Variables that must be unset with BUNDLE, because keys of the bundle's file replace them.
 SAID_BY_BUNDLE = (
     *("model", "model_name", "models", "quantization", "max_seq_len", "speculation"),
     *("medusa_heads", "draft_model", "max_input_qsize", "batching", "kv_cache_memory"),
@@ -53,10 +53,10 @@ def _is_count(text: str) -> bool:
 
 
 class Settings(EnvironmentSettings, ModelSettings):
-    """Immutable; any thread may read it.
+    """The settings of the API process. Immutable; any thread may read it.
 
-    The variables of `ModelSettings` apply to the one model or, with MODELS, are defaults for its
-    entries. Read the settings of a model from `served_models`.
+    The variables of `ModelSettings` apply to the only model; with MODELS they are the defaults of
+    its entries. Read the settings of a model from `served_models`.
     """
 
     model_config = SettingsConfigDict(populate_by_name=True, protected_namespaces=())
@@ -97,7 +97,7 @@ class Settings(EnvironmentSettings, ModelSettings):
     split_ranks: int = Field(MIN_RANKS, ge=MIN_RANKS, le=MAX_RANKS)
     split_timeout_s: float = Field(30.0, alias="SPLIT_TIMEOUT", ge=1, le=3600)
 
-    # Size and slowness of requests, and how bodies are read.
+    # Bounds on the size and slowness of requests, and how bodies are read.
     max_content_length_bytes: int = Field(
         4 * 1024 * 1024, alias="MAX_CONTENT_LENGTH", ge=1024, le=1024**3
     )
@@ -121,7 +121,7 @@ class Settings(EnvironmentSettings, ModelSettings):
     @field_validator("models", mode="before")
     @classmethod
     def _complete_models(cls, value: object, info: ValidationInfo) -> object:
-        """Give each entry of MODELS the variables that it does not set itself."""
+        """Use the variables as defaults for the fields that entries of MODELS do not set."""
         if value == ():
             return value
         entries = _json_list(value)
@@ -222,13 +222,13 @@ class Settings(EnvironmentSettings, ModelSettings):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Names and aliases of all models, each once, without patterns. A model's own name goes
-        before an equal alias."""
+        """Names and aliases of all models, without duplicates and without patterns. A model's own
+        name has precedence over an equal alias."""
         aliases = (each for each in self.model_aliases if ANY not in each)
         return tuple(dict.fromkeys((*(each.name for each in self.served_models), *aliases)))
 
     def name_of(self, asked: str) -> str:
-        """Returns the model with this name or alias. Raises UnknownModel."""
+        """Returns the name of the model with this name or alias. Raises UnknownModel."""
         if any(asked == each.name for each in self.served_models):
             return asked
         if any(is_match(asked, alias) for alias in self.model_aliases):
@@ -237,7 +237,7 @@ class Settings(EnvironmentSettings, ModelSettings):
 
     @property
     def has_router(self) -> bool:
-        """Whether requests to `auto` are answered."""
+        """Whether a router chooses the model for requests to `auto`."""
         return self.bundle is not None and self.bundle.router is not None
 
     def has_strict_bounds(self, model: str) -> bool:
@@ -255,14 +255,14 @@ class Settings(EnvironmentSettings, ModelSettings):
 
     @property
     def queue_capacity(self) -> int:
-        """Most requests that may wait for all models together."""
+        """The most requests that may wait for all models together."""
         if self.bundle is not None:
             return self.bundle.max_queue
         return self.max_input_qsize * len(self.served_models)
 
     @property
     def threads(self) -> int:
-        """Number of request threads: one for each row and queued request, and CONTROL_THREADS."""
+        """The number of request threads: one per row and queued request, and CONTROL_THREADS."""
         return self.all_user_rows + self.queue_capacity + CONTROL_THREADS
 
 
@@ -273,7 +273,7 @@ def load_settings(**given: Any) -> Settings:
 
 
 def _json_list(value: object) -> list[object] | tuple[object, ...]:
-    """Returns the list in a JSON text. Raises ValueError if it is none, or empty."""
+    """Returns the list in a JSON text. Raises ValueError if it is empty, or not a list."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -286,7 +286,7 @@ def _json_list(value: object) -> list[object] | tuple[object, ...]:
 
 def is_match(name: str, pattern: str) -> bool:
     """Returns whether a name matches the pattern, in which `*` stands for any number of characters.
-    Each part of the pattern is searched for once, so that no name takes long."""
+    It searches for each part of the pattern once, so no name takes long."""
     begin, *parts = pattern.split(ANY)
     if not parts:
         return name == pattern

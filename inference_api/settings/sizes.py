@@ -1,4 +1,4 @@
-"""Parses sizes of memory as people write them, such as 2GiB."""
+"""Parses sizes of memory with units, such as 2GiB."""
 
 import re
 from typing import Annotated

@@ -1,1 +1,1 @@
-"""Speculative decoding: sources that draft tokens, and the choice of when drafting pays."""
+"""Speculative decoding: sources that draft tokens, and the decision when drafting pays."""

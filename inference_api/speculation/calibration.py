@@ -1,4 +1,4 @@
-"""Corrects the probabilities that a draft source states by how often its guesses were right."""
+"""Corrects the probabilities of a draft source's guesses by how often such guesses were right."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log2
@@ -8,15 +8,15 @@ from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import Drawn
 
-PRIOR_TRIALS = 10.0  # weight of the probabilities against observed guesses
+PRIOR_TRIALS = 10.0  # weight of the stated probabilities, in numbers of observed guesses
 MEMORY = 0.998  # a new guess multiplies the weights of older ones in its bin by this
-NUM_BINS = 8  # bins of probabilities: over a half, a quarter and so on
+NUM_BINS = 8  # bins of probabilities: above 1/2, above 1/4 and so on
 CERTAIN = 0.98  # upper bound of a likelihood
 LEAST = 1e-9  # lower bound of a likelihood
 
 
 class Proposed(NamedTuple):
-    """A row's draft; for each guess its kind and bin as one number, and its probability."""
+    """A row's draft. `bins` has each guess's kind and bin as one number."""
 
     row: UserRow
     draft: Draft
@@ -25,18 +25,18 @@ class Proposed(NamedTuple):
 
 
 class Calibration:
-    """Counts for each kind and bin of probability how many guesses were right, and how many were
-    expected to be. Decode thread only. It uses plain numbers, because a step has few guesses and
-    arrays have more overhead."""
+    """Counts, for each kind of guess and bin of probability, how many guesses were right and how
+    many were expected to be. Decode thread only. It uses plain numbers, because steps have few
+    guesses and arrays have more overhead."""
 
     def __init__(self, num_kinds: int) -> None:
         self._hits = [PRIOR_TRIALS] * num_kinds * NUM_BINS
         self._expected = [PRIOR_TRIALS] * num_kinds * NUM_BINS
-        self._proposed: Mapping[int, Proposed] = {}  # for the next step, by row index
+        self._proposed: Mapping[int, Proposed] = {}  # drafts for the next step, by row index
 
     def calibrated(self, kind: int, probability: float) -> tuple[int, float]:
-        """Returns a guess's kind and bin as one number, and its corrected likelihood, given that
-        the guess before it is right."""
+        """Returns a guess's kind and bin as one number, and its corrected likelihood if the guess
+        before it is right."""
         likely = max(LEAST, probability)  # NaN becomes LEAST
         each = NUM_BINS * kind + min(int(-log2(likely)), NUM_BINS - 1)
         return each, min(likely * self._hits[each] / self._expected[each], CERTAIN)
@@ -47,8 +47,8 @@ class Calibration:
         return {index: each.draft for index, each in self._proposed.items()}
 
     def learn(self, outcomes: Sequence[Outcome]) -> list[tuple[UserRow, bool]]:
-        """Learn from every guess that the drawn tokens prove right or wrong, whether or not it was
-        tried. Returns these guesses' rows, and whether each was right."""
+        """Learn from every guess that the drawn tokens prove right or wrong, even if it was not
+        tried. Returns for each of them its row, and whether it was right."""
         proposed, self._proposed = self._proposed, {}
         judged = []
         for row, drawn, _ in outcomes:
@@ -64,8 +64,9 @@ class Calibration:
 
 
 def _judged(draft: Draft, drawn: Sequence[Drawn]) -> Iterator[tuple[int, bool]]:
-    """Yields the guesses that follow right ones up to the last drawn token."""
-    depths = {-1: 0}  # for each right guess, the index in `drawn` of the token after it
+    """Yields the index of each guess that can be judged, and whether it was right. These are the
+    guesses whose ancestors are all right, as far as tokens were drawn."""
+    depths = {-1: 0}  # for each right guess, the index of the next token in `drawn`
     for at, token_id in enumerate(draft.token_ids):
         depth = depths.get(at - 1 if draft.parents is None else draft.parents[at])
         if depth is not None and depth < len(drawn):

@@ -1,4 +1,4 @@
-"""Chains of guesses, for sources that guess one token after another and state probabilities."""
+"""Chains of guesses, for draft sources that guess token by token and know probabilities."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import Guess
 from inference_api.speculation.calibration import Calibration, Proposed
 
-LEAST_LIKELIHOOD = 0.2  # a chain at least this likely gets another guess
+LEAST_LIKELIHOOD = 0.2  # a chain gets another guess only if it is at least this likely
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Chain:
     likelihoods: list[float] = field(default_factory=list)
 
     def add(self, guess: Guess, own_bin: int, likelihood: float) -> None:
-        """`likelihood` is conditional on the guess before it."""
+        """Append a guess. Its `likelihood` is conditional on the guess before it being right."""
         of_chain = likelihood * (self.likelihoods[-1] if self.likelihoods else 1.0)
         self.token_ids.append(guess.token_id)
         self.bins.append(own_bin)
@@ -38,10 +38,10 @@ class Chain:
 
 
 class Growth:
-    """Extends chains while another step of their source pays, and learns from outcomes."""
+    """Extends chains while they are likely enough, and learns from outcomes."""
 
     def __init__(self, vocab_size: int, num_depths: int = 1) -> None:
-        """`vocab_size` is the target model's. Guesses from depth `num_depths` on are one kind."""
+        """`vocab_size` is the target model's. Each of `num_depths` depths is calibrated apart."""
         self._vocab_size = vocab_size
         self._num_depths = num_depths
         # For each depth, one kind for greedy requests and one for requests that sample.
@@ -51,7 +51,7 @@ class Growth:
         """Append each guess to its chain. Returns the chains that are worth another guess."""
         for chain, guess in zip(chains, guesses, strict=True):
             request = chain.row.request
-            # Nothing follows a stop token, so guessing one gains nothing.
+            # No token follows a stop token, so guessing it gains nothing.
             if guess.token_id in request.stop_token_ids or guess.token_id >= self._vocab_size:
                 chain.room = 0
                 continue

@@ -14,16 +14,16 @@ from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn, Guess, ModelRunner, RowStep
 from inference_api.speculation.chains import Chain, Growth
 
-PREFILLED_TOKENS = 128  # tokens prefilled in one step, for all rows that the draft's cache lacks
+PREFILLED_TOKENS = 128  # most tokens of a step for rows that are far behind in the draft's cache
 GUESS = Draw(SamplingParams(temperature=0.0, num_logprobs=0), (0,), ())
 
 
 class ModelDrafts:
-    """A `DraftSource`, and a `DraftModel`, that gives a greedy chain to each row for which the
-    draft's cache is up to date.
+    """A `DraftSource` and `DraftModel` that gives a greedy chain to each row whose tokens are all
+    in the draft model's cache.
 
-    The draft's guesses stay in its cache and are valid as far as the row continues with them. A
-    row without pages for them gets no draft, and its pages go to others.
+    The guesses stay in that cache, and are valid as far as the row accepts them. If pages run out,
+    a row gets no draft, and its pages are free for other rows.
     """
 
     name = "draft"
@@ -32,8 +32,8 @@ class ModelDrafts:
     def __init__(
         self, runner: ModelRunner, pages: RowPages, max_tokens: int, vocab_size: int
     ) -> None:
-        """`runner` is loaded, and has as many rows as the target model, whose vocabulary has
-        `vocab_size` tokens; `pages` are its own. Rows beyond its context get no draft."""
+        """`runner` is loaded, `pages` are its own, and it has as many rows as the target model,
+        whose vocabulary has `vocab_size` tokens. Rows beyond its context get no draft."""
         self.runner = runner
         self.pages = pages
         self._max_tokens = max_tokens
@@ -62,8 +62,8 @@ class ModelDrafts:
         self._growth.learn(outcomes)
 
     def _first_steps(self, rows: Sequence[UserRow]) -> list[tuple[Chain, RowStep]]:
-        """Returns a step with the tokens that the cache lacks, the rows that lack least first. A
-        row that gets all of them, up to its last token, begins a chain."""
+        """Returns chains and steps with the tokens that the cache lacks, rows that lack the fewest
+        first. A row with all its missing tokens in the step also draws, which begins its chain."""
         behind = [
             (_num_tokens(row) - len(cache.tokens), cache, Chain(row, room))
             for row in rows
@@ -73,7 +73,7 @@ class ModelDrafts:
         room_tokens, steps = PREFILLED_TOKENS, []
         for num_missing, cache, chain in behind:
             num_taken = num_missing
-            if num_missing > 1 + self._max_tokens:  # more than one step of the model adds
+            if num_missing > 1 + self._max_tokens:  # more than a step of the target model adds
                 num_taken = min(num_missing, room_tokens)
                 room_tokens -= num_taken
             start = len(cache.tokens)
@@ -89,13 +89,13 @@ class ModelDrafts:
         return steps
 
     def _room(self, row: UserRow) -> int:
-        """Returns how many tokens may be guessed. The last one is not written to the cache."""
+        """Returns how many tokens may be guessed. The last guess is not written to the cache."""
         own_room = self.runner.max_seq_len - _num_tokens(row) + 1
         return min(self._max_tokens, row.token_limit - len(row.generated) - 1, own_room)
 
     def _cache_of(self, row: UserRow) -> "_RowCache | None":
-        """Returns the row's cache, cut to its valid tokens. A new one begins with what is cached of
-        the row's prompt, if there are pages for all of its tokens and a page for each other row."""
+        """Returns the row's cache, cut to its valid tokens. A new one begins with cached pages of
+        the prompt; None if pages are too few for all its tokens and a page for each other row."""
         cache, salt = self._caches.get(row.index), row.request.params.cache_salt
         if cache is None:
             num_more = _num_tokens(row) - len(row.tokens)
@@ -110,17 +110,17 @@ class ModelDrafts:
         return cache
 
     def _has_pages(self, row: UserRow, num_tokens: int = 1) -> bool:
-        """Returns whether there are pages for more tokens of the row's cache."""
+        """Reserve pages for more tokens of the row's cache. Returns whether there were enough."""
         return self.pages.reserve(row.index, len(self._caches[row.index].tokens) + num_tokens)
 
     def _next_step(self, chain: Chain) -> RowStep:
-        """Returns the draft's step for a chain's last guess, and adds the guess to the cache."""
+        """Add a chain's last guess to the cache. Returns the step that draws the next guess."""
         tokens = self._caches[chain.row.index].tokens
         tokens.append(chain.token_ids[-1])
         return RowStep(chain.row.index, len(tokens) - 1, tokens[-1:], (GUESS,))
 
     def _leave(self, row: UserRow) -> None:
-        """Give up the row's pages. What is known to be right in them stays for similar prompts."""
+        """Give up the row's pages. Tokens that are known to be right stay for similar prompts."""
         cache = self._caches.pop(row.index, None)
         if cache is not None:
             cache.follow(row)
@@ -129,14 +129,14 @@ class ModelDrafts:
 
 @dataclass(slots=True)
 class _RowCache:
-    """The tokens in the draft's cache of a row: the row's, then guesses."""
+    """The tokens of a row in the draft model's cache: its own tokens, then guesses."""
 
     row: UserRow
     tokens: list[int]
     num_right: int  # leading tokens that are known to be the row's
 
     def follow(self, row: UserRow) -> None:
-        """Drop tokens the row did not accept, and the last one, which must draw again."""
+        """Drop guesses that the row did not accept, and the last token, which must draw again."""
         most = min(len(self.tokens), _num_tokens(row) - 1)
         right = min(self.num_right, most)
         while right < most and [self.tokens[right]] == _tokens(row, right, right + 1):
@@ -151,12 +151,12 @@ def _guess(drawn: Drawn) -> Guess:
 
 
 def _num_tokens(row: UserRow) -> int:
-    """Returns how many tokens prompt and answer have together."""
+    """Returns the number of tokens of the prompt and the answer."""
     return len(row.request.prompt_tokens) + len(row.generated)
 
 
 def _tokens(row: UserRow, start: int, stop: int) -> list[int]:
-    """Returns a slice of the tokens of prompt and answer."""
+    """Returns a slice of the tokens of the prompt and the answer."""
     prompt = row.request.prompt_tokens
     own = slice(max(start - len(prompt), 0), max(stop - len(prompt), 0))
     return [*prompt[start:stop], *row.generated[own]]

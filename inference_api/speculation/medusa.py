@@ -13,7 +13,7 @@ from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import DraftHeads, Hidden
 from inference_api.speculation.calibration import Calibration, Proposed
 
-NOBODY = -1  # stands for no node
+NOBODY = -1  # means no node
 
 
 class MedusaDrafts:
@@ -44,23 +44,23 @@ class MedusaDrafts:
         for outcome in outcomes:
             if outcome.hidden is not None:
                 self._hidden[outcome.row.index] = outcome.row, outcome.hidden
-            else:  # the state held is from an earlier step
+            else:  # the state that is kept, if any, is from an earlier step
                 self._hidden.pop(outcome.row.index, None)
         self._calibration.learn(outcomes)
 
 
 class _Tree:
-    """The tree from which drafts are chosen. A node knows its first child and next sibling."""
+    """The tree of possible guesses. It has the first child and the next sibling of each node."""
 
     def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
-        ordered = sorted(paths)  # siblings by their rank
+        ordered = sorted(paths)  # siblings by rank
         node_of = {path: node for node, path in enumerate(ordered)}
         self.num_heads = max(map(len, paths))
         self._head = [len(path) - 1 for path in ordered]
         self._rank = [path[-1] for path in ordered]
         self._first_child = [NOBODY] * len(ordered)
         self._next_sibling = [NOBODY] * len(ordered)
-        last: dict[tuple[int, ...], int] = {}  # child of each path so far
+        last: dict[tuple[int, ...], int] = {}  # the latest child of each path
         for path in ordered:
             before, node = path[:-1], node_of[path]
             if before in last:
@@ -77,10 +77,11 @@ class _Tree:
         calibration: Calibration,
         max_tokens: int,
     ) -> Proposed:
-        """Returns the likeliest nodes, best first, given tokens and probabilities [heads, ranks].
+        """Returns a draft of the likeliest nodes, best first. `token_ids` and `probabilities` are
+        the row's guesses [heads, ranks].
 
-        Considers only chosen nodes and their successors: a node's next sibling, which is at most as
-        likely, and its first child.
+        A node is considered only after its parent and its previous sibling, which are at least as
+        likely, have been chosen.
         """
         chosen: list[tuple[int, int, float, int, float]] = []
         waiting: list[tuple[float, int, int, float, int, float]] = []

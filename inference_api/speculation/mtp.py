@@ -1,7 +1,7 @@
 """Drafts by multi-token prediction: a layer that was trained with the model guesses token by token.
 
-Gloeckle et al. 2024, arXiv 2404.19737. The layer is trained for the first guess; further guesses
-start from its own results and are right less often.
+Gloeckle et al. 2024, arXiv 2404.19737. The layer is trained for the first guess. Further guesses
+start from its own outputs and are right less often.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ NUM_DEPTHS = 4  # depths of guesses that are calibrated separately
 
 
 class MtpDrafts:
-    """A `DraftSource` that gives a greedy chain to each row whose last step the layer followed."""
+    """A `DraftSource` that gives a greedy chain to each row after whose last token it can guess."""
 
     name = "mtp"
     wants_hidden = False
@@ -41,13 +41,13 @@ class MtpDrafts:
         self._growth.learn(outcomes)
 
     def _room(self, row: UserRow) -> int:
-        """Returns how many tokens may be guessed: the row needs pages for the layer's input."""
+        """Returns how many tokens may be guessed; the row needs pages for the layer's inputs."""
         paged_tokens = row.room_tokens - row.num_cached + 1
         return min(self._max_tokens, row.token_limit - len(row.generated) - 1, paged_tokens)
 
 
 def _last_token(chain: Chain) -> RowToken:
-    """Returns the token after which a chain's next guess comes."""
+    """Returns the last token of a chain, which its next guess follows."""
     row, guessed = chain.row, chain.token_ids
     token_id = guessed[-1] if guessed else row.last_token_id
     return RowToken(row.index, row.num_cached + len(guessed), token_id)

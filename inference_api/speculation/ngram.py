@@ -1,6 +1,6 @@
 """Prompt lookup: drafts the tokens that followed an earlier occurrence of the row's last tokens.
 
-It needs no model and no training, and helps if an answer copies from its prompt or repeats itself.
+It needs no model and no training. It helps if an answer copies from its prompt or repeats itself.
 The idea is Saxena's prompt lookup decoding (2023), known from transformers and vLLM.
 """
 
@@ -13,8 +13,8 @@ from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft, UserRow
 from inference_api.speculation.calibration import Calibration, Proposed
 
-MAX_PROMPT_TOKENS = 16_384  # last tokens of a prompt in the index; each takes about 350 bytes
-FIRST_SHARE = 0.5  # assumed share of right guesses of a new row
+MAX_PROMPT_TOKENS = 16_384  # the index has only a prompt's last tokens, about 350 bytes for each
+FIRST_SHARE = 0.5  # assumed share of right guesses in a new row
 SHARE_RATE = 0.1  # learning rate of the share of a row's guesses that are right
 
 Ngram = tuple[int, ...]
@@ -31,7 +31,7 @@ NO_MATCH = Match()
 
 
 class NgramDrafts:
-    """A `DraftSource` that gives each row with a match a chain of up to `max_tokens`."""
+    """A `DraftSource` that gives each row with a match a chain of up to `max_tokens` guesses."""
 
     name = "ngram"
     wants_hidden = False
@@ -39,7 +39,7 @@ class NgramDrafts:
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._indices: dict[int, NgramIndex] = {}  # keyed by row index; only rows that decode
-        # Kinds: first and later guesses from pairs, then from triples.
+        # The kinds are first and later guesses after pairs, then after triples.
         self._calibration = Calibration(num_kinds=4)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
@@ -70,14 +70,14 @@ class NgramDrafts:
 
 
 class NgramIndex:
-    """The pairs and triples of a row's tokens, with the position after their last occurrence, and
-    the recent share of right guesses."""
+    """The pairs and triples of a row's tokens, with the index of the token after their last
+    occurrence. `share` is the recent share of right guesses."""
 
     def __init__(self, row: UserRow) -> None:
         self.row = row
         self.share = FIRST_SHARE
         self._tokens = tokens = list(row.request.prompt_tokens[-MAX_PROMPT_TOKENS:])
-        self._num_generated = 0  # number of the answer's tokens in `_tokens`
+        self._num_generated = 0  # how many of the answer's tokens are in `_tokens`
         count = len(tokens)
         pairs = pairwise(tokens)
         triples = zip(tokens, tokens[1:], tokens[2:], strict=False)
@@ -87,7 +87,7 @@ class NgramIndex:
         self._last_triple: Ngram = tuple(tokens[-3:])
 
     def match(self, max_tokens: int) -> Match:
-        """Returns the tokens after the latest earlier place of the last triple, or pair."""
+        """Returns the tokens after the latest earlier occurrence of the last triple, else pair."""
         row = self.row
         if len(row.generated) > self._num_generated:
             self._extend()
@@ -98,11 +98,11 @@ class NgramIndex:
         if (after_triple := self._after_triple.get(self._last_triple)) is not None:
             at, size = after_triple, 3
         following = self._tokens[at : at + room]
-        repeated = following * -(-room // len(following))  # as if the text went on in a loop
+        repeated = following * -(-room // len(following))  # guesses that the text repeats itself
         return Match(repeated[:room], size)
 
     def _extend(self) -> None:
-        """Add the tokens that the row has generated since."""
+        """Add the tokens that the row has generated since the last call."""
         tokens, generated = self._tokens, self.row.generated
         for token_id in generated[self._num_generated :]:
             self._after_pair[self._last_pair] = len(tokens)

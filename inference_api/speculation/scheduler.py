@@ -1,4 +1,4 @@
-"""Chooses for every row and step which proposed tokens are worth verifying."""
+"""Chooses which of the proposed tokens are worth verifying, for each row and step."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ from inference_api.speculation.ways import Ways
 
 
 class _Asked(NamedTuple):
-    """How many sources guessed for a step, and in how many seconds."""
+    """How many sources guessed for a step, and how many seconds they took."""
 
     num_sources: int = 0
     propose_s: float = 0.0
@@ -27,7 +27,7 @@ NOBODY = _Asked()
 class DraftScheduler:
     """Combines a model's draft sources. Decode thread only.
 
-    Over all rows, it takes the guesses that raise expected tokens per second most: a row gets no
+    It takes the guesses for all rows that maximise the expected tokens per second: a row gets no
     draft, a chain or a tree. `Ways` decides by measured times how many sources to ask, often none.
     """
 
@@ -44,26 +44,25 @@ class DraftScheduler:
         may_branch: bool = True,
     ) -> None:
         """`sources` are ordered fastest first. `max_tokens` bounds a row's draft. `costs` estimates
-        the model's steps. With `tries_all` every proposed token is verified whether or not it pays,
-        for comparisons. Without `may_branch` drafts are chains, and a row gets one of those
-        proposed."""
+        the model's step times. With `tries_all` every proposed token is verified, even if it does
+        not pay. Without `may_branch` a row gets only one of its proposed drafts, all chains."""
         self.sources = tuple(sources)
         self._max_tokens = max_tokens
         self._tries_all = tries_all
         self._clock = clock
-        self._join = merged if may_branch else best_of  # drafts of several sources for one row
-        # Until costs are known, each token costs the same, so no draft pays.
+        self._join = merged if may_branch else best_of  # joins drafts of several sources for a row
+        # Until costs are measured, each token costs the same, so no draft pays.
         self.costs = costs or StepCosts({}, max_rows * (1 + max_tokens), max_rows)
         # Numbers of rows are grouped by powers of two.
         self._ways = [Ways(1 + len(sources)) for _ in range(max_rows.bit_length() + 1)]
         self._num_to_ask = len(sources) if tries_all else 0  # sources to ask after the next step
-        self._asked = NOBODY  # for the next step
-        self._stepped = NOBODY  # for the last step
+        self._asked = NOBODY  # who guessed for the next step
+        self._stepped = NOBODY  # who guessed for the last step
         self._num_drawn = 0  # tokens drawn by the last step
 
     @property
     def wants_hidden(self) -> bool:
-        """Whether a source to ask after the next step needs the step's hidden states."""
+        """Whether a source that is asked after the next step needs the step's hidden states."""
         return any(source.wants_hidden for source in self.sources[: self._num_to_ask])
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
@@ -88,8 +87,8 @@ class DraftScheduler:
             self._num_drawn = sum([len(each.drawn) for each in outcomes])
 
     def learn_turn(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
-        """Learn how many seconds a turn took inside the model and outside it. The time to guess for
-        the next step counts to the next turn."""
+        """Learn how many seconds a turn took in the model, and in the rest of the loop. The time
+        spent on guesses for the next step counts as part of the next turn."""
         loop_s = max(loop_s - self._asked.propose_s, 0.0)
         num_rows = len(step.decoding)
         if num_rows and model_s > 0.0 and not self._tries_all:
@@ -111,7 +110,7 @@ class DraftScheduler:
         ways.learn(asked.num_sources, (seconds + asked.propose_s) / plain_s, relative_tokens)
 
     def _merged(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
-        """Returns the guesses of the sources to ask, for the rows whose requests allow them."""
+        """Asks the sources. Returns their joined guesses, for rows whose requests allow them."""
         by_row: dict[int, list[Draft]] = {}
         for source in self.sources[: self._num_to_ask]:
             asked = ("auto", source.name)
@@ -123,8 +122,8 @@ class DraftScheduler:
     def _worth_trying(
         self, num_rows: int, drafts: Mapping[int, Draft], other_s: float
     ) -> Mapping[int, Draft]:
-        """Returns the likeliest guesses, as many as give the most expected tokens per second.
-        `other_s` are the seconds of the turn outside the step."""
+        """Returns the drafts, cut to the likeliest guesses: as many as give the most expected
+        tokens per second. `other_s` is the time of the turn outside the step."""
         guesses = [(each, row) for row, draft in drafts.items() for each in draft.likelihoods]
         guesses.sort(key=itemgetter(0), reverse=True)
         num_tokens = accumulate([likelihood for likelihood, _ in guesses], initial=num_rows)
@@ -136,8 +135,8 @@ class DraftScheduler:
 
 
 def merged(drafts: Sequence[Draft]) -> Draft:
-    """Returns the union of the drafts' branches, the likeliest guesses first. A guess in several
-    drafts gets the highest of its conditional likelihoods."""
+    """Returns a draft with the branches of all drafts, the likeliest guesses first. A guess that is
+    in several drafts gets the highest of its conditional likelihoods."""
     if len(drafts) == 1:
         return drafts[0]
     nodes: dict[tuple[int, int], int] = {}  # indices by parent and token, in order of insertion
@@ -164,8 +163,8 @@ def best_of(drafts: Sequence[Draft]) -> Draft:
 
 
 def _sorted(nodes: Sequence[tuple[int, int]], surest: Sequence[float]) -> Draft:
-    """Returns the draft sorted by likelihood, highest first. A guess stays before its successors:
-    they are at most as likely, come later, and the sort is stable."""
+    """Returns the draft sorted by likelihood, highest first. A guess stays before its descendants,
+    because they are at most as likely, come later, and the sort is stable."""
     likelihoods: list[float] = []
     for (parent, _), given_parent in zip(nodes, surest, strict=True):
         likelihoods.append(given_parent * (likelihoods[parent] if parent >= 0 else 1.0))

@@ -15,7 +15,7 @@ from inference_api.speculation.scheduler import DraftScheduler
 
 logger = logging.getLogger(__name__)
 
-_LACKING = {  # what a model without a source lacks, and the remedy
+_LACKING = {  # for each source, what a model without it lacks, and the remedy
     ModelDrafts.name: "draft model; name a small one of the same vocabulary in DRAFT_MODEL",
     MedusaDrafts.name: "Medusa heads; name their folder in MEDUSA_HEADS, train some with `hearth "
     "medusa`",
@@ -27,8 +27,8 @@ _LACKING = {  # what a model without a source lacks, and the remedy
 def draft_sources(
     name: str, runner: ModelRunner, settings: ModelSettings, drafter: ModelRunner | None = None
 ) -> tuple[str, ...]:
-    """Returns the names of a runner's draft sources, the fastest first. It need not be loaded.
-    Raises StartupError if the source that the settings name is not available."""
+    """Returns the names of a runner's draft sources, the fastest first. The runner need not be
+    loaded. Raises StartupError if the source that the settings name is not available."""
     mode = settings.speculation
     if mode == "off":
         return ()
@@ -36,7 +36,7 @@ def draft_sources(
     if has_states and mode == "medusa":
         logger.info("%s has recurrent layers: n-grams draft instead of Medusa heads", name)
         return (NgramDrafts.name,)
-    # It is then the model's own layer that drafts, from files of DRAFT_MODEL.
+    # An assistant's files (DRAFT_MODEL) give the runner a layer like the model's own one.
     is_assisted = runner.has_mtp and drafter is None and settings.used_draft_model is not None
     there = {
         NgramDrafts.name: mode in ("auto", "ngram"),
@@ -54,7 +54,7 @@ def draft_sources(
 def drafting_of(
     served: ServedModel, runner: ModelRunner, settings: ModelSettings, drafter: ModelDrafts | None
 ) -> DraftScheduler | None:
-    """Returns the drafting of a loaded model; None without sources."""
+    """Returns the draft scheduler of a loaded model; None if it has no draft sources."""
     sources: list[DraftSource] = []
     max_tokens = settings.speculation_tokens
     for source in served.draft_sources:

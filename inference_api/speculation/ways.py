@@ -1,30 +1,30 @@
 """Decides by measured time how many draft sources to ask. Decode thread only.
 
-The cost of a step and the likelihood of a guess are estimates. The total effect, including the time
-to draft and to wake threads that wait for tokens, can only be measured.
+The cost of a step and the likelihood of a guess are estimates. The total effect can only be
+measured: it includes the time to draft, and to wake threads that wait for tokens.
 """
 
 from dataclasses import dataclass
 
 from inference_api.core.step_costs import MAX_LOOP_RATIO
 
-MARGIN = 0.02  # drafting must be faster by this share, about the precision of measurements
+MARGIN = 0.02  # drafting must be faster by this share, the approximate error of measurements
 TRIAL_TURNS = 4  # consecutive turns of a trial of a slower way
-TRIAL_SHARE = 0.005  # share of time that trials of a slower way may lose
+TRIAL_SHARE = 0.005  # share of the time that trials of slower ways may cost
 RATE = 1 / 64  # learning rate of a way's pace
 
 
 @dataclass(slots=True)
 class Pace:
-    """How long turns of one way take, and the tokens they draw, relative to plain turns."""
+    """The mean time of one way's turns, and the tokens that they draw, relative to plain turns."""
 
     relative_s: float = 1.0
     relative_tokens: float = 1.0
     num_turns: int = 0
-    next_trial: int = 0  # number of the turn of its next trial, if this is not the fastest way
+    next_trial: int = 0  # number of the turn to try this way again, if it is not the fastest
 
     def learn(self, relative_s: float, relative_tokens: float) -> None:
-        relative_s = min(relative_s, MAX_LOOP_RATIO * relative_tokens)  # else it was interrupted
+        relative_s = min(relative_s, MAX_LOOP_RATIO * relative_tokens)  # longer: interrupted
         self.num_turns += 1
         rate = max(RATE, 1 / self.num_turns)
         self.relative_s += rate * (relative_s - self.relative_s)
@@ -37,11 +37,11 @@ class Pace:
 
 
 class Ways:
-    """The ways to take a turn at about one number of rows: way n asks the first n sources.
+    """The ways to take a turn with about one number of rows: way n asks the first n sources.
 
-    The fastest way is taken. A trial of another way comes only after so many turns that its loss is
-    a small share of them; in the beginning it comes sooner. While way 0 is taken, turns between
-    trials are not measured, because that takes a few percent of a small model's step.
+    The fastest way is taken. Another way is tried only after enough turns that the loss is a small
+    share of their time; in the beginning it is tried sooner. While way 0 is taken, turns between
+    trials are not measured, because measuring takes a few percent of a small model's step.
     """
 
     def __init__(self, num_ways: int) -> None:
@@ -54,7 +54,7 @@ class Ways:
         self._rest_turns = 0
 
     def rests(self) -> bool:
-        """Count a turn. Returns whether it need not be measured and the next one asks no source."""
+        """Count a turn. Returns True if it is not to be measured, and the next asks no source."""
         if not self._rest_turns:
             return False
         self._rest_turns -= 1
@@ -71,7 +71,7 @@ class Ways:
         if pace.next_trial <= self._num_turns:
             self._trial, self._trial_turns = way, TRIAL_TURNS - 1
             self._watched_until = self._num_turns + 2 * TRIAL_TURNS
-            pace.next_trial = 2 * self._num_turns  # in case nothing is learned of it
+            pace.next_trial = 2 * self._num_turns  # in case no turn of the trial is learned from
             return way
         if self._fastest == 0 and self._num_turns >= self._watched_until:
             self._rest_turns = pace.next_trial - self._num_turns
