@@ -39,7 +39,7 @@ def main() -> None:
     except StartupError as error:
         sys.exit(str(error))
     if ranks.rank == 0:
-        # The API drains on the launcher's SIGTERM.
+        # The API drains when it gets SIGTERM.
         _end_with_parent(signal.SIGTERM)
         command = [sys.executable, "-m", "gunicorn", "--config", str(GUNICORN_CONFIG)]
         os.execv(sys.executable, command)
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _work(ranks: RankSettings, settings: Settings) -> int:
-    """Returns the exit status."""
+    """Runs a rank other than rank 0. Returns the exit status."""
     model = settings.default_model
     try:
         options = replace(EngineOptions.from_settings(model), card=ranks.local_rank)
@@ -67,7 +67,7 @@ def _work(ranks: RankSettings, settings: Settings) -> int:
 
 
 def _end_with_parent(number: signal.Signals) -> None:
-    """Have Linux send this signal when the launcher ends for any reason."""
+    """Have Linux send this signal to this process when its launcher ends for any reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 

@@ -1,10 +1,10 @@
 """Connects each rank to its neighbours, also after a restart.
 
 Rank 0 listens at the meeting address. Every other rank listens at a port of its own, connects to
-rank 0, and sends its number and port. Once all have come, rank 0 sends each the name of this
-meeting, which is new each time, and the address of its next neighbour. A rank accepts its previous
-neighbour only with that name. A rank that comes late, twice, or from an older meeting is therefore
-refused, and tries again until the timeout. Other connections to these ports delay nobody.
+rank 0, and sends its number and port. Once all have come, rank 0 sends each of them the name of
+this meeting, which is new each time, and the address of its next neighbour. A rank accepts its
+previous neighbour only with that name. A rank that comes late, twice, or from an older meeting is
+therefore refused, and tries again until the timeout. Other connections to these ports do no harm.
 """
 
 import logging
@@ -21,12 +21,12 @@ from inference_api.pipeline.ranks import RankSettings
 
 logger = logging.getLogger(__name__)
 
-WORD = Struct(">16sHHH")  # COME or the meeting's name, rank, number of ranks, port it listens at
+WORD = Struct(">16sHHH")  # COME or the meeting's name; rank, number of ranks, port of the rank
 COME = b"hearth meeting 1"
 INVITATION = Struct(">16s16s46sH")  # COME, the meeting's name, host and port of the next neighbour
-LINK_TIMEOUT_S = 30.0  # to connect to both neighbours, from the invitation on
+LINK_TIMEOUT_S = 30.0  # timeout to connect to both neighbours, from the invitation on
 COME_AGAIN_S = 0.2
-MAX_VISITORS = 64  # connections without a complete word; beyond, the oldest is closed
+MAX_VISITORS = 64  # most connections without a complete word; one more closes the oldest
 
 Neighbours = tuple[socket.socket, socket.socket]  # the next and the previous one
 
@@ -40,7 +40,7 @@ def meet(ranks: RankSettings, timeout_s: float) -> Neighbours:
     while True:
         try:
             return _come(ranks, until_s)
-        except OSError as error:  # an older meeting, or none yet
+        except OSError as error:  # rank 0 does not listen yet, or refuses this rank
             if time.monotonic() >= until_s:
                 raise TimeoutError(f"rank {ranks.rank} is not let in: {error}") from error
         time.sleep(COME_AGAIN_S)
@@ -63,7 +63,7 @@ def _hold(door: "_Door", ranks: RankSettings, until_s: float) -> Neighbours:
 def _guests(
     door: "_Door", ranks: RankSettings, until_s: float
 ) -> Sequence[tuple[socket.socket, int]]:
-    """Wait for all ranks but the first. Returns their connections, in order, and their ports."""
+    """Wait for all ranks except rank 0. Returns their connections and ports, by ascending rank."""
     guests: dict[int, tuple[socket.socket, int]] = {}
     for visitor, said in door.visitors(until_s):
         word, rank, num_ranks, port = WORD.unpack(said)
@@ -142,7 +142,7 @@ def _left_s(until_s: float) -> float:
 
 
 class _Door:
-    """A listening port. Each connection to it sends one WORD. One thread."""
+    """A listening port. Each connection to it sends one WORD. For one thread."""
 
     def __init__(self, place: tuple[str, int]) -> None:
         family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
@@ -163,7 +163,7 @@ class _Door:
             visitor.close()
 
     def visitors(self, until_s: float) -> Iterator[tuple[socket.socket, bytes]]:
-        """Yields connections with their words as these are complete, until the timeout. Slow or
+        """Yields each connection with its word once that is complete, until the timeout. Slow or
         silent connections do not delay others."""
         while time.monotonic() < until_s:
             for key, _ in self._selector.select(_left_s(until_s)):
@@ -186,7 +186,7 @@ class _Door:
     def _heard(self, visitor: socket.socket) -> bytes:
         """Returns the word of a connection once it is complete, and stops watching it."""
         said = self._said.get(visitor)
-        if said is None:  # it was closed to make room
+        if said is None:  # the connection was closed to make room
             return b""
         try:
             more = visitor.recv(WORD.size - len(said))

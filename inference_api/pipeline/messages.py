@@ -1,7 +1,7 @@
-"""The messages of rank 0 to the other ranks: a kind, integers and activations; never code.
+"""The messages from rank 0 to the other ranks: a kind, integers and activations; never code.
 
-The network of the ranks is private, but numbers that would lead the kernels out of their memory are
-refused all the same.
+The network of the ranks is private. Nevertheless, numbers with which the kernels would access
+memory out of bounds are refused.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,23 +13,23 @@ from numpy.typing import NDArray
 
 from inference_api.runner import RowStep
 
-PART_TOKENS = 128  # most tokens in one part of a step, but for prompts on CUDA
+PART_TOKENS = 128  # most tokens in one part of a step, except for prompts on CUDA
 PROMPT_TOKENS = 1024  # most tokens in one message
-ROW_NUMBERS = 5  # integers that describe a row, without its tree
+ROW_NUMBERS = 5  # integers that describe a row, apart from its tree
 MAX_NUMBERS = (ROW_NUMBERS + 1) * PART_TOKENS  # most integers of any kind of message
 PLACED_PAGES = MAX_NUMBERS - 3  # most pages in one message
 
 
 class Kind(IntEnum):
     LOAD = 1  # the model's fingerprint, number of pages, then the split
-    STEP = 2  # see `step_numbers`; with the residual, and back to rank 0 with the states it needs
-    KEEP = 3  # row, start, accepted tokens
+    STEP = 2  # `step_numbers` and the residual; returns to rank 0 with the states that it needs
+    KEEP = 3  # row, start, indices of accepted tokens
     COPY_PAGE = 4  # source page, target page
-    PING = 5  # comes back to rank 0 when all ranks have handled the messages before it
+    PING = 5  # returns to rank 0 when all ranks have handled the messages before it
     STOP = 6
     PLACE = 7  # row, group of layers, index of the first page, the pages
-    FIT = 8  # number of pages, then the split; back to rank 0 with the pages that fit everywhere
-    PROMPT = 9  # as STEP, of tokens of one row's prompt, which are computed at once
+    FIT = 8  # number of pages, then the split; returns to rank 0 with the pages that fit all ranks
+    PROMPT = 9  # like STEP, for tokens of one row's prompt, which are computed at once
 
 
 class Message(NamedTuple):
@@ -43,11 +43,11 @@ class BadMessage(Exception):
 
 
 class StepPart(NamedTuple):
-    """The part of a step in one message round the ring: with the residual instead of token ids."""
+    """The part of a step that is in one message. Its rows have no token ids, but a residual."""
 
     rows: Sequence[RowStep]
     returned: Sequence[int]
-    """Indices, among the tokens of all rows, of the tokens whose states the last rank returns."""
+    """The tokens whose states the last rank returns: indices among the tokens of all rows."""
 
     @property
     def num_tokens(self) -> int:
@@ -55,8 +55,8 @@ class StepPart(NamedTuple):
 
 
 def step_numbers(rows: Sequence[RowStep]) -> list[int]:
-    """Returns for each row: index, start, number of tokens, number of tokens whose states are not
-    returned, whether it is a tree; then the parents of a tree's tokens."""
+    """Returns for each row: its index, start, number of tokens, number of tokens whose states are
+    not returned, whether it is a tree, and then the parents of a tree's tokens."""
     numbers: list[int] = []
     for each in rows:
         num_tokens, is_tree = len(each.token_ids), each.parents is not None

@@ -1,4 +1,4 @@
-"""Loads the model of a server whose layers are split over several ranks."""
+"""Loads a model whose layers are split over several ranks."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,12 +14,12 @@ from inference_api.text.prompt_encoder import ByteBudget
 
 
 def bring_up(backend: DecodeBackend) -> None:
-    """Serve the model of the settings. Raises what `load_split_model` raises."""
+    """Serve the model of the settings. Raises the errors of `load_split_model`."""
     backend.take([load_split_model(backend.settings)])
 
 
 def load_split_model(settings: Settings) -> LoadedModel:
-    """Load the model once the other ranks have come. Raises StartupError or RingBroken."""
+    """Wait for the other ranks, then load the model. Raises StartupError or RingBroken."""
     from inference_api.engine.devices import make_runner
     from inference_api.loading.checkpoint import load_config, locate
     from inference_api.pipeline.rank_runners import kernels_of_ranks, part_runners
@@ -35,7 +35,7 @@ def load_split_model(settings: Settings) -> LoadedModel:
     make_part = part_runners(folder, options, ranks.local_world_size, kernels_of)
     join = partial(Ring.join, ranks, timeout_s=settings.split_timeout_s)
     runner = PipelineRunner(make_part, split, join)
-    runner.load()  # may shorten contexts, if ranks have too little memory
+    runner.load()  # may reduce `max_seq_len` if a rank has too little memory
     drafter = None
     if model.used_draft_model is not None:
         of_drafter = replace(options, max_seq_len=runner.max_seq_len)

@@ -1,8 +1,8 @@
 """Runs operators' work on the ranks in pauses between requests, on the decode thread.
 
-Layers cannot move while a row has keys and values in them. Work waits until no request has come for
-QUIET_S, or after PATIENCE_S for the first pause of any length. Requests that come meanwhile wait
-for its end.
+Layers cannot move while a row has keys and values in them. Work waits until no step has run for
+QUIET_S; after PATIENCE_S, it waits only until no row has work. Requests that come while it runs
+wait for its end.
 """
 
 import time
@@ -26,8 +26,8 @@ class Pauses:
         self._asked: Queue[tuple[Callable[[], Any], Future[Any]]] = Queue(maxsize=1)
 
     def do(self, work: Callable[[], Answer]) -> Answer:
-        """Request thread: have the decode thread do `work`. Raises what it raises, or Unavailable
-        if other work waits, or no pause comes in time."""
+        """Request thread: have the decode thread do `work`. Returns its result. Raises its errors,
+        or Unavailable if other work waits, or no pause comes in time."""
         answer: Future[Answer] = Future()
         try:
             self._asked.put_nowait((work, answer))
@@ -36,7 +36,7 @@ class Pauses:
         except Full:
             pass
         except TimeoutError:
-            if not answer.cancel():  # it has begun, and all its waits are bounded
+            if not answer.cancel():  # the work has begun, and all its waits are bounded
                 return answer.result()
         raise Unavailable("There is no pause between requests; try again later.", RETRY_AFTER_S)
 
@@ -46,7 +46,7 @@ class Pauses:
 
     def turn(self) -> bool:
         """Decode thread, while no row has work: do requested work if it is time. Returns whether
-        any was done. Raises what the work raises."""
+        any was done. Raises the errors of the work."""
         if self._clock() < min(self._quiet_from_s, self._patient_until_s):
             return False
         try:

@@ -1,4 +1,4 @@
-"""Makes a rank's runner for a range of layers."""
+"""Makes runners for a rank's range of layers."""
 
 import logging
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def part_runners(
     kernels_of: Callable[[int], Kernels] | None = None,
 ) -> MakeRunner:
     """Returns a function that makes runners. `local_ranks` ranks share this machine's cores and
-    memory. A device of auto is the CPU. For `kernels_of` see `KernelRunner`."""
+    memory. Device `auto` means the CPU. For `kernels_of` see `KernelRunner`."""
     shared = kernels_of or kernels_of_ranks(local_ranks)
     device = "cuda" if options.device == "cuda" else "cpu"
     own = replace(options, device=device, num_runners=local_ranks)
@@ -35,8 +35,8 @@ def part_runners(
 def runner_in_place_of(
     loaded: LocalRunner, make_runner: MakeRunner, layers: LayerRange, num_pages: int
 ) -> LocalRunner | None:
-    """Returns a runner of these layers and pages; None if they do not fit into the memory that is
-    free once `loaded` is unloaded. The log says why."""
+    """Returns a runner of these layers with `num_pages` pages; None if it does not fit into the
+    memory that is free once `loaded` is unloaded. The log says why."""
     try:
         runner = make_runner(layers)
     except StartupError as error:
@@ -44,7 +44,7 @@ def runner_in_place_of(
         return None
     runner.share_pages(num_pages)
     free_bytes, freed_bytes = runner.free_bytes(), loaded.footprint.total_bytes
-    # Ranks that share a memory give each other what they free.
+    # Ranks that share memory with others may use what the others free, so there is no bound.
     if loaded.is_alone and free_bytes is not None:
         needed_bytes = runner.footprint.total_bytes
         if needed_bytes > free_bytes + freed_bytes:
@@ -55,5 +55,5 @@ def runner_in_place_of(
 
 
 def kernels_of_ranks(local_ranks: int) -> Callable[[int], Kernels]:
-    """Returns kernels for this rank's share of `num_threads`."""
+    """Returns a function from a number of threads to kernels with this rank's share of them."""
     return cache(lambda num_threads: Kernels(max(1, num_threads // local_ranks)))

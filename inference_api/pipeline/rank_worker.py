@@ -1,8 +1,8 @@
-"""A rank other than the first: it handles the messages of the ring with the layers it was given.
+"""A rank other than rank 0: computes its layers as the messages of the ring ask.
 
-Runs on the main thread. It ends when rank 0 says so. It fails when a neighbour is gone, when rank 0
-is silent for too long, or when it cannot handle a message; its neighbours then see their
-connections close.
+It runs on the main thread and ends when rank 0 says so. It fails if a neighbour is gone, rank 0 is
+silent for too long, or a message cannot be handled. Its neighbours then see their connections
+close.
 """
 
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankWorker:
-    """Owns weights and KV cache of its layers."""
+    """Owns the weights and the KV cache of its layers."""
 
     def __init__(self, ring: Ring, make_runner: MakeRunner) -> None:
         self._ring, self._make_runner = ring, make_runner
@@ -45,7 +45,7 @@ class RankWorker:
                 self._ring.tell(Message(Kind.FIT, self._fitting(message.numbers)))
                 continue
             if not self._ring.is_last or message.kind is Kind.PING:
-                self._ring.tell(message)  # first, so that all ranks load at the same time
+                self._ring.tell(message)  # before handling it, so that all ranks load together
             if message.kind is Kind.STOP:
                 self._ring.settle()
                 return
@@ -74,8 +74,8 @@ class RankWorker:
                 self._loaded.copy_page(source, target)
 
     def _fitting(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Returns the numbers of FIT, with fewer pages if this rank has room for fewer, and none if
-        layers do not fit into the place of those that are loaded."""
+        """Returns the numbers of FIT, with fewer pages if this rank has room for fewer, and 0 if
+        its new layers do not fit in place of the loaded ones."""
         pages, *split = numbers
         layers = self._layers_of(split)
         if not pages:
@@ -142,7 +142,7 @@ class RankWorker:
             raise BadMessage(f"row {row} without pages for {num_tokens} tokens")
 
     def _check_group(self, row: int, group: int, first: int) -> None:
-        """Raises BadMessage if there is no such group, or pages from `first` on leave a gap."""
+        """Raises BadMessage for an unknown group, or if pages from `first` on would leave a gap."""
         if not 0 <= group < self._loaded.layout.num_groups:
             raise BadMessage(f"group {group} of {self._loaded.layout.num_groups}")
         if first and not self._loaded.has_page(row, group, first - 1):

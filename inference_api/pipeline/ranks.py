@@ -1,4 +1,4 @@
-"""This process's rank, from the environment."""
+"""The rank of this process, from the environment."""
 
 import os
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ LOOPBACK = "127.0.0.1"
 
 
 class RankSettings(EnvironmentSettings):
-    """Immutable."""
+    """The variables that torchrun sets for each rank. Immutable."""
 
     rank: int = Field(ge=0)
     world_size: int = Field(ge=2, le=256)
-    local_world_size: int = Field(1, ge=1)  # ranks on this machine
-    local_rank: int = Field(0, ge=0)  # place among these, which chooses the card
+    local_world_size: int = Field(1, ge=1)  # number of ranks on this machine
+    local_rank: int = Field(0, ge=0)  # rank among these, which selects the GPU
     master_addr: str = LOOPBACK  # where rank 0 listens
     master_port: int = Field(29400, ge=1, le=65534)
     torchelastic_use_agent_store: bool = False
-    """The meeting's port. torchrun itself listens at MASTER_PORT, so rank 0 takes the next one."""
+    """Whether torchrun itself listens at MASTER_PORT, so that rank 0 takes the next port."""
 
     @property
     def meeting_place(self) -> tuple[str, int]:
@@ -36,7 +36,7 @@ def local_rank(rank: int, num_ranks: int, port: int) -> Mapping[str, str]:
 
 
 def load_rank_settings() -> RankSettings:
-    """Raises StartupError."""
+    """Reads the environment. Raises StartupError."""
     try:
         return RankSettings()
     except ValidationError:

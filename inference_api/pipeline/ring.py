@@ -1,9 +1,9 @@
-"""The ring of ranks: each receives from the previous rank and sends to the next; the last sends to
-the first.
+"""The ring of ranks: each receives from the previous rank and sends to the next one; the last sends
+to rank 0.
 
-A message is a head, integers, and activations. It goes over TCP without encryption or
-password, so the network between ranks has to be private. Every wait has a timeout, after which a
-silent rank counts as dead.
+A message has a head, integers, and activations. It goes over TCP without encryption or password, so
+the network between ranks must be private. Every wait has a timeout, after which a silent rank
+counts as dead.
 """
 
 import socket
@@ -20,9 +20,9 @@ from inference_api.pipeline.meeting import meet
 from inference_api.pipeline.messages import MAX_NUMBERS, PROMPT_TOKENS, BadMessage, Kind, Message
 from inference_api.pipeline.ranks import RankSettings
 
-JOIN_TIMEOUT_S = 120.0  # for all ranks to start
-LOAD_TIMEOUT_S = 900.0  # for all ranks to load their layers
-HEAD = Struct("<3q")  # kind, number of integers, of tokens
+JOIN_TIMEOUT_S = 120.0  # timeout for all ranks to start
+LOAD_TIMEOUT_S = 900.0  # timeout for all ranks to load their layers
+HEAD = Struct("<3q")  # kind, number of integers, number of tokens
 INT_BYTES, FLOAT_BYTES = 8, 4
 
 
@@ -33,8 +33,8 @@ class RingBroken(Exception):
 class Ring:
     """This process's connections to its neighbours. For one thread.
 
-    A thread of the ring's own sends, so that a rank computes meanwhile, and so that ranks do not
-    deadlock if all of them send more than the connections buffer.
+    The ring sends on a thread of its own, so that a rank computes meanwhile, and ranks do not
+    deadlock when all of them send more than the connections can buffer.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Ring:
         hidden_size: int,
         timeout_s: float,
     ) -> None:
-        """Takes the connections to the next and from the previous neighbour."""
+        """Takes over the connections: `onward` to the next neighbour, `previous` from the other."""
         self.rank, self.num_ranks = ranks.rank, ranks.world_size
         self.timeout_s = timeout_s
         self.is_last = self.rank == self.num_ranks - 1
@@ -54,7 +54,7 @@ class Ring:
         self._onward, self._previous = onward, previous
         onward.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         onward.settimeout(timeout_s)
-        # Bounded by the parts of a step, because rank 0 then waits for their results.
+        # It holds at most the parts of a step, because rank 0 then waits for their results.
         self._unsent: SimpleQueue[bytes | None] = SimpleQueue()
         self._failure: OSError | None = None  # the sender's error, set before it ends
         self._sender = Thread(target=self._send, name="ring", daemon=True)
@@ -62,7 +62,7 @@ class Ring:
 
     @classmethod
     def join(cls, ranks: RankSettings, hidden_size: int, timeout_s: float) -> Self:
-        """Returns the ring, once all ranks have come. Raises RingBroken if they do not."""
+        """Returns the ring once all ranks have come. Raises RingBroken if they do not."""
         try:
             onward, previous = meet(ranks, JOIN_TIMEOUT_S)
         except OSError as error:
@@ -73,7 +73,7 @@ class Ring:
         return cls(onward, previous, ranks, hidden_size, timeout_s)
 
     def tell(self, message: Message) -> None:
-        """Send to the next rank, without waiting for the receipt. Raises RingBroken."""
+        """Send to the next rank, without waiting for delivery. Raises RingBroken."""
         if self._failure is not None:
             raise self._lost(self.rank + 1, self._failure) from self._failure
         num_tokens = 0 if message.states is None else len(message.states)
@@ -86,7 +86,7 @@ class Ring:
         self.told_at_s = time.monotonic()
 
     def hear(self, timeout_s: float | None = None) -> Message:
-        """Returns the next message of the previous rank. Raises RingBroken, BadMessage."""
+        """Returns the next message from the previous rank. Raises RingBroken, BadMessage."""
         until_s = time.monotonic() + (timeout_s or self.timeout_s)
         kind, count, num_tokens = HEAD.unpack(self._received(HEAD.size, until_s))
         if not (0 <= count <= MAX_NUMBERS and 0 <= num_tokens <= PROMPT_TOKENS):
@@ -108,7 +108,7 @@ class Ring:
             raise self._lost(self.rank + 1, self._failure or TimeoutError("it takes nothing"))
 
     def close(self) -> None:
-        """Leave the ring; both neighbours notice it. Idempotent."""
+        """Leave the ring, which both neighbours notice. Idempotent."""
         self._unsent.put(None)
         for each in (self._onward, self._previous):
             with suppress(OSError):  # the connection is closed already
@@ -118,7 +118,7 @@ class Ring:
         self._previous.close()
 
     def _send(self) -> None:
-        """The sender's thread."""
+        """Send messages until there is a None in the queue. Runs on the sender's thread."""
         try:
             while (frame := self._unsent.get()) is not None:
                 self._onward.sendall(frame)

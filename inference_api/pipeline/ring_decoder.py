@@ -1,4 +1,4 @@
-"""The decoder of rank 0: its layers, the ring's, and the head. Decode thread only."""
+"""The decoder of rank 0: runs its own layers, the other ranks' and the head. Decode thread only."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,11 @@ from inference_api.runner import MAX_TREE_TOKENS, Hidden, RowStep
 
 
 class Rounds:
-    """Sends a step's parts round the ring one after another; they come back in that order."""
+    """Sends the parts of a step round the ring one after another. They return in that order."""
 
     def __init__(self, ring: Ring, max_rows: int, hidden_size: int) -> None:
         self.parts_at_all_rows = ring.num_ranks
-        """The best number of parts for a step of all rows; see `num_parts`."""
+        """The best number of parts for a step of all rows: see `num_parts`."""
         self._ring = ring
         self._max_rows = max_rows
         self._no_states = np.empty((0, hidden_size), np.float32)
@@ -45,7 +45,7 @@ class Rounds:
             yield part, self._hear(part)
 
     def _hear(self, part: Sequence[RowStep]) -> Hidden:
-        """Returns the states after all layers of the part's tokens that draw or are wanted."""
+        """Returns the states after all layers, for the part's tokens that draw or are wanted."""
         count = sum(len(each.returned) for each in part)
         message = self._ring.hear()
         states = self._no_states if message.states is None else message.states
@@ -55,13 +55,13 @@ class Rounds:
 
 
 class RingDecoder:
-    """A `StepDecoder` by the kernels."""
+    """A `StepDecoder` that uses the kernels for its own layers, and the ring for the others."""
 
     def __init__(self, own: KernelDecoder, rounds: Rounds) -> None:
         self._own, self._rounds = own, rounds
 
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
-        """See `StepDecoder`. The head finishes a part before the next comes. Raises RingBroken."""
+        """See `StepDecoder`. The head handles a part before the next comes. Raises RingBroken."""
         logits: list[Floats] = []
         hidden: list[Hidden | None] = []
         pieces: list[RowStep] = []
@@ -75,7 +75,7 @@ class RingDecoder:
 
 
 def decode_by(runner: LocalRunner, rounds: Rounds) -> None:
-    """Have the loaded runner of the first layers decode by the others' as well."""
+    """Have the loaded runner of the first layers also use the other ranks' layers."""
     if isinstance(runner, KernelRunner):
         assert isinstance(runner.decoder, KernelDecoder)
         runner.decoder = RingDecoder(runner.decoder, rounds)
@@ -91,7 +91,7 @@ def decode_by(runner: LocalRunner, rounds: Rounds) -> None:
 def _states_by_row(
     rows: Sequence[RowStep], pieces: Sequence[RowStep], hidden: Sequence[Hidden | None]
 ) -> Sequence[Hidden | None]:
-    """Returns the states of each row, joined from its consecutive pieces."""
+    """Returns each row's states, joined from its consecutive pieces."""
     rest = iter(zip(pieces, hidden, strict=True))
     of_rows: list[Hidden | None] = []
     for row in rows:
@@ -108,17 +108,18 @@ def _states_by_row(
 def num_parts(num_tokens: int, at_all_rows: int, max_rows: int) -> int:
     """Returns the number of parts of a step, if `at_all_rows` parts are best for `max_rows` tokens.
 
-    A rank takes a + c n seconds for n tokens, because it reads its weights for every part. P ranks
-    take (P - 1 + m)(a + c n / m) for m parts; the best m is proportional to the square root of n.
+    A rank takes a + c n seconds for a part of n tokens, because it reads its weights for every
+    part. P ranks take (P - 1 + m)(a + c n / m) seconds for n tokens in m parts, so the best m is
+    proportional to the square root of n.
     """
     best = round(at_all_rows * math.sqrt(num_tokens / max_rows))
     return min(num_tokens, max(1, best))
 
 
 def cut(rows: Sequence[RowStep], num_parts: int) -> list[list[RowStep]]:
-    """Returns the parts in order, of about equally many tokens and at most PART_TOKENS each, which
-    follow each other round the ring, so that all ranks work at once. Chains are cut anywhere; trees
-    are never cut, and one always fits into a part.
+    """Returns the parts of a step in order. Each has about equally many tokens, and at most
+    PART_TOKENS. They follow each other round the ring, so that all ranks work at once. Chains may
+    be cut anywhere. Trees are not cut; each of them fits into a part.
 
     The results are exact because the runner is batch invariant: a token's numbers do not depend on
     its part, and a row's later tokens find its earlier ones in the cache.

@@ -1,4 +1,4 @@
-"""Routes that move the layers of a split model and measure it, for the weights driver."""
+"""Routes that change and measure the split of a model, for the weights driver."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
@@ -43,7 +43,7 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
     blueprint = Blueprint("pipeline", __name__)
 
     def admitted() -> "PipelineRunner":
-        """Raises the errors that a new request would get."""
+        """Returns the runner. Raises the errors that a new request would get."""
         backend.check_admission()
         [model] = backend.models.values()
         return cast("PipelineRunner", model.runner)
@@ -75,7 +75,7 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
         {200: SplitSpeed, 503: Error},
     )
     def measure() -> SplitSpeed:
-        """Answers with the split measured, because another operator may have moved layers."""
+        """Also returns the measured split, because another operator may have moved layers."""
         runner = admitted()
 
         def speed() -> SplitSpeed:

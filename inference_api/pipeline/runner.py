@@ -1,9 +1,9 @@
 """`ModelRunner` of rank 0, for a model whose layers are split over several ranks. Decode thread
 only.
 
-Rank 0 has the embedding, its own layers, and the final norm, head and sampling for steps that have
-been round the ring. Constraints, penalties, seeds and drafts stay on rank 0; steps send only
-activations. Every other change of a cache is sent to all ranks in the same order.
+Rank 0 has the embedding and its own layers. After a step has been round the ring, rank 0 applies
+the final norm, the head and sampling. Constraints, penalties, seeds and drafts stay on rank 0;
+steps send only activations. All other changes of a cache are sent to all ranks in the same order.
 """
 
 import logging
@@ -30,22 +30,21 @@ from inference_api.runner import (
 
 logger = logging.getLogger(__name__)
 
-SILENCES_PER_TIMEOUT = 4  # pings per timeout, so that ranks do not take an idle server for dead
+SILENCES_PER_TIMEOUT = 4  # pings per timeout, so that an idle server does not count as dead
 PARTS_TRIED = (1, 2, 3, 4, 6, 8)
 TRIALS = 2  # runs for each number of parts; the fastest counts
 
 
 class PipelineRunner:
-    """Described by its constructor, like a `LocalRunner`; `load` waits for the other ranks."""
+    """The runner of rank 0. Its facts are known before `load`, which waits for the other ranks."""
 
     has_mtp, mtp = False, None  # not supported: see `EngineOptions.with_layers`
 
     def __init__(self, make_runner: MakeRunner, split: Split, join: Callable[[int], Ring]) -> None:
-        """`make_runner` makes the runner of this rank's layers, which begin with the first; `join`
-        joins the ring, given the hidden size. Raises StartupError if the model cannot be split
-        so."""
+        """`make_runner` makes a runner of this rank's layers. `join` joins the ring, given the
+        hidden size. Raises StartupError if the model cannot be split in this way."""
         self._make_runner, self._join = make_runner, join
-        self.pauses = Pauses()  # when an operator may change the split
+        self.pauses = Pauses()  # an operator may change the split in these
         self._ring: Ring | None = None
         self.split = split
         self._own = make_runner(layers_of(split, 0))
@@ -79,8 +78,8 @@ class PipelineRunner:
         self.medusa = self._own.medusa
 
     def set_split(self, split: Split) -> bool:
-        """Have all ranks load their layers of a new split, if these fit into their memories: else
-        nothing changes, and the answer is False. The caches of all rows are lost. Raises
+        """Have all ranks load their layers of a new split, which empties the caches of all rows.
+        Returns False, and changes nothing, if they do not fit into the ranks' memory. Raises
         StartupError, RingBroken."""
         checked(split, self.num_layers, len(self.split))
         if split == self.split:
@@ -91,7 +90,7 @@ class PipelineRunner:
             return False
         self._own.unload()
         self._own, self.split = own, split
-        # Draft sources keep the first heads, which do not depend on the split.
+        # Draft sources keep the heads of the first load, which do not depend on the split.
         self._load(self._current_ring)
         self.choose_parts()
         return True
@@ -101,7 +100,7 @@ class PipelineRunner:
         self._own.warm_up()
 
     def choose_parts(self, parts: int | None = None) -> None:
-        """Set the number of parts for a step of all rows: `parts`, or the fastest."""
+        """Set the number of parts for a step of all rows: `parts`, or by default the fastest."""
         if parts is not None:
             self._rounds.parts_at_all_rows = parts
             return
@@ -115,7 +114,7 @@ class PipelineRunner:
         logger.info("steps of all rows in %d parts", self._rounds.parts_at_all_rows)
 
     def tokens_per_s(self, seconds: float, num_rows: int) -> float:
-        """Time steps in which `num_rows` rows write their first token again and again."""
+        """Measure steps in which `num_rows` rows write their first token, for about `seconds`."""
         place_own_pages(self)
         self._seconds_of(num_rows)
         times: list[float] = []
@@ -124,7 +123,7 @@ class PipelineRunner:
         return num_rows * len(times) / sum(times)
 
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
-        """Raises RingBroken."""
+        """See `ModelRunner`. Raises RingBroken."""
         self.pauses.worked()
         return self._own.step(rows)
 
@@ -151,7 +150,7 @@ class PipelineRunner:
         """Does nothing: ranks keep their memory."""
 
     def idle(self) -> bool:
-        """Exchange a ping with the other ranks, and do operators' work. Raises RingBroken."""
+        """Ping the other ranks if it is time, and do operators' work. Raises RingBroken."""
         ring = self._current_ring
         if time.monotonic() - ring.told_at_s > ring.timeout_s / SILENCES_PER_TIMEOUT:
             self._ping(ring.timeout_s)
@@ -171,7 +170,7 @@ class PipelineRunner:
         return self._ring
 
     def _pages_that_fit(self, ring: Ring, own_pages: int, split: Split) -> int:
-        """Returns how many of the first rank's pages fit on every rank; 0 if its layers do not."""
+        """Returns how many of `own_pages` pages fit on every rank; 0 if layers do not fit."""
         ring.tell(Message(Kind.FIT, (own_pages, *split)))
         kind, (pages, *_), _ = ring.hear(LOAD_TIMEOUT_S)
         if kind is not Kind.FIT or not 0 <= pages <= own_pages:
@@ -179,7 +178,7 @@ class PipelineRunner:
         return pages
 
     def _load(self, ring: Ring) -> None:
-        """Load on all ranks at the same time."""
+        """Load the layers of all ranks at the same time."""
         pages = self._own.layout.num_pages
         ring.tell(Message(Kind.LOAD, (self._own.agreement, pages, *self.split)))
         self._own.load()

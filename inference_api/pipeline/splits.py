@@ -11,20 +11,20 @@ Split: TypeAlias = tuple[int, ...]
 
 
 def equal_split(num_layers: int, num_ranks: int) -> Split:
-    """Returns equal shares; the first ranks take a remainder. Raises StartupError."""
+    """Returns equal shares, with the remaining layers on the first ranks. Raises StartupError."""
     each, more = divmod(num_layers, num_ranks)
     return checked(tuple(each + (rank < more) for rank in range(num_ranks)), num_layers, num_ranks)
 
 
 def resolved(asked: Split | Literal["auto"], num_layers: int, num_ranks: int) -> Split:
-    """Returns the split asked for; auto begins with equal shares. Raises StartupError."""
+    """Returns the split that was asked for, or equal shares for `auto`. Raises StartupError."""
     if asked == "auto":
         return equal_split(num_layers, num_ranks)
     return checked(asked, num_layers, num_ranks)
 
 
 def checked(split: Split, num_layers: int, num_ranks: int) -> Split:
-    """Raises StartupError unless the ranks have all layers of the model, and each at least one."""
+    """Returns the split. Raises StartupError unless it has all layers, and one or more per rank."""
     shown = f"SPLIT={','.join(map(str, split))}"
     if len(split) != num_ranks:
         fault = f"{shown} is for {len(split)} ranks, but {num_ranks} were started"

@@ -1,1 +1,1 @@
-"""Observes a server: metrics, traces, logs, health, the dashboard."""
+"""Observes a server: metrics, traces, logs, health and the dashboard."""

@@ -1,4 +1,4 @@
-"""Metrics of the members of a bundle, read at each scrape."""
+"""Metrics of a bundle's members, read at each scrape."""
 
 import time
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from inference_api.watch.metrics import MODEL
 
 
 class BundleCollector(Collector):
-    """Yields families without samples before the members are known."""
+    """Collects the metrics. Before the members are known, families have no samples."""
 
     def __init__(self, backend: DecodeBackend) -> None:
         self._backend = backend

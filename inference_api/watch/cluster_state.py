@@ -12,7 +12,7 @@ from inference_api.errors import Unavailable
 from inference_api.tools.values import refuse_constant
 
 BOUNDS = FetchBounds(connect_s=2.0, read_s=3.0, max_bytes=4 * 2**20)
-FRESH_S = 1.0  # requests within this time share an answer
+FRESH_S = 1.0  # requests within this time get the same answer
 RETRY_AFTER_S = 5
 
 Json = dict[str, Any]
@@ -20,15 +20,15 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ClusterAnswer:
-    """`state` is what the controller's `GET /state` answered `age_s` ago."""
+    """`state` is the answer of the controller's `GET /state` from `age_s` seconds ago."""
 
     age_s: float
     state: Json
 
 
 class ClusterState:
-    """The controller's last answer. Any thread. One thread at a time asks; others get the last
-    answer, so that a hanging controller blocks only one thread."""
+    """The controller's last answer. For any thread. Only one thread at a time asks the controller;
+    others get the last answer, so a controller that hangs blocks a single thread."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = f"{url.rstrip('/')}/state"
@@ -37,7 +37,7 @@ class ClusterState:
         self._last: tuple[float, Json] | None = None  # time of the question, and the answer
 
     def read(self) -> ClusterAnswer:
-        """Raises Unavailable."""
+        """Returns the answer. Raises Unavailable."""
         last, now_s = self._last, self._clock()
         is_fresh = last is not None and now_s - last[0] < FRESH_S
         if not is_fresh and self._asking.acquire(blocking=False):

@@ -1,6 +1,6 @@
 """Serves the dashboard at `/` for browsers, its files, and the data it reads.
 
-The files in `watch/dashboard` are served unchanged. Their URL contains a hash of all of them, so
+The files in `watch/dashboard` are served unchanged. Their URLs contain a hash of all files, so
 browsers may cache them for ever and never mix two versions.
 """
 
@@ -40,8 +40,7 @@ SECURITY_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The files, read once, with `{assets}`, `{optimizer}` and `{cluster}` in the page filled
-    in."""
+    """The files, read once. In the page, `{assets}`, `{optimizer}` and `{cluster}` are replaced."""
 
     version: str
     index: str
@@ -150,7 +149,7 @@ def _fresh(answer: Any) -> Response:
 
 
 def _wants_html() -> bool:
-    """Returns whether HTML is preferred to plain text. `*/*`, as curl sends, prefers neither."""
+    """Returns whether the client prefers HTML to plain text. `*/*`, as curl sends, does not."""
     return request.accept_mimetypes.best_match(["text/plain", "text/html"]) == "text/html"
 
 

@@ -17,7 +17,7 @@ from inference_api.web.auth import has_valid_token
 
 
 class Readiness(BaseModel):
-    """The answer of `/ready`, whatever its status."""
+    """The answer of `/ready`, with status 200 or 503."""
 
     status: Phase
     model: str
@@ -25,10 +25,10 @@ class Readiness(BaseModel):
     busy_rows: int
     queued: int
     paused: int
-    """Queued requests that had begun, and wait for pages to resume."""
+    """Queued requests that had begun, then paused, and wait for pages."""
     sessions: int
     context_tokens: int | None
-    """Tokens that a row of the default model holds, once known."""
+    """Most tokens of a row of the default model; null before it is known."""
     pages: int
     cached_pages: int
     free_pages: int
@@ -103,13 +103,13 @@ def _readiness(backend: DecodeBackend) -> Readiness:
 
 
 def liveness(backend: DecodeBackend) -> Response:
-    """200 while the decode thread lives, 500 with the reason once it does not."""
+    """Returns status 200 while the process is healthy, then 500 with the reason."""
     reason = backend.unhealthy_reason()
     return Response(reason or "OK", 500 if reason else 200, content_type="text/plain")
 
 
 def _is_local() -> bool:
-    """Returns whether the caller is on this machine, and not behind a proxy on it."""
+    """Returns whether the caller is on this machine, without a proxy in between."""
     if "X-Forwarded-For" in request.headers or request.remote_addr is None:
         return False
     return ipaddress.ip_address(request.remote_addr).is_loopback

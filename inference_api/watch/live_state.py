@@ -1,6 +1,6 @@
 """The live state of the server as a small JSON value, for the dashboard.
 
-It is built from published snapshots on the thread that asks, and costs the decode thread nothing.
+The calling thread builds it from published snapshots, which takes no time from the decode thread.
 Rows may advance while they are read, so the rows of an answer can be a step apart.
 """
 
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """Reads the state. Any thread; keeps none of its own."""
+    """Reads the state of the server. Stateless; any thread may use it."""
 
     backend: DecodeBackend
     registry: CollectorRegistry
@@ -76,8 +76,8 @@ class LiveState:
         }
 
     def _rows(self, now_s: float) -> list[Json | None]:
-        """Returns the rows. Members of a bundle share rows, so there the busy ones come first,
-        without fixed places."""
+        """Returns the rows, None for each free one. Members of a bundle share rows, so their busy
+        rows come first and have no fixed places."""
         users = list(self.backend.users)
         rows = [None if user is None else self._row(user, now_s) for user in users]
         if self.backend.settings.bundle is None:
@@ -115,9 +115,9 @@ class LiveState:
         }
 
     def _kv_cache(self) -> Json:
-        """Returns for each loaded model its pages by holder, and the tokens for which each page has
-        room if a page of every group is used."""
-        models = dict(self.backend.models)  # copied at once, because members come and go
+        """Returns for each loaded model the numbers of held, cached and free pages, and a row's
+        tokens per page that it holds."""
+        models = dict(self.backend.models)  # a copy, because members come and go
         pages = {name: model.rows.pages for name, model in models.items()}
         return {
             name: {"held_pages": each.num_held, "cached_pages": each.num_cached}
@@ -150,7 +150,7 @@ class LiveState:
 
 
 def _phase(row: UserRow) -> str:
-    """Returns the phase of a row; `queued` until the first chunk of its prompt."""
+    """Returns the phase of a row, which is `queued` until the first chunk of its prompt."""
     if row.is_prefilled:
         return "decode"
     return "prefill" if row.has_begun else "queued"

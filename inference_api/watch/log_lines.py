@@ -1,4 +1,4 @@
-"""One log line for each generation."""
+"""Writes one log line for each generation."""
 
 import logging
 
@@ -8,10 +8,10 @@ logger = logging.getLogger(__name__)
 
 
 class LogLines(Observer):
-    """Immutable; any thread."""
+    """Logs each generation at its end. Immutable; any thread may use it."""
 
     def __init__(self, names_model: bool) -> None:
-        """`names_model` says whether lines name the model."""
+        """`names_model` says whether the lines name the model."""
         self._names_model = names_model
 
     def ended(self, ended: EndedGeneration) -> None:

@@ -1,7 +1,7 @@
 """Every metric of the API process, declared here and nowhere else.
 
-Request threads record events; the state of rows and queues is read at each scrape. A second table
-gives the same numbers under vLLM's names, which autoscalers and dashboards know.
+Threads record events when they happen. The state of rows and queues is read at each scrape. Tables
+named VLLM_… give the same numbers vLLM's names, which autoscalers and dashboards know.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25,
 BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
 ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
-VLLM_REASONS = {"cancelled": "abort"}  # finish reasons with another name in vLLM
+VLLM_REASONS = {"cancelled": "abort"}  # finish reasons that have another name in vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ VLLM_COUNTERS: Counters = {
     "vllm:spec_decode_num_draft_tokens": COUNTERS["inference_drafted_tokens"],
     "vllm:spec_decode_num_accepted_tokens": COUNTERS["inference_accepted_tokens"],
 }
-# Histograms of ended generations, by the figure of the record: the name, help text and buckets.
+# Histograms of ended generations: by field of `GenerationRecord`, the name, help text and buckets.
 RECORDED: Mapping[str, tuple[str, str, Sequence[float]]] = {
     "ttft_s": ("time_to_first_token_seconds", "From request to first token.", LATENCY_BUCKETS_S),
     "queue_s": ("queue_time_seconds", "Waiting for a user row.", LATENCY_BUCKETS_S),
@@ -131,7 +131,7 @@ RECORDED: Mapping[str, tuple[str, str, Sequence[float]]] = {
     "prompt_tokens": ("prompt_tokens", "Tokens of a prompt.", TOKEN_BUCKETS),
     "completion_tokens": ("completion_tokens", "Tokens of an answer.", TOKEN_BUCKETS),
 }
-VLLM_RECORDED = {  # vLLM's names for them
+VLLM_RECORDED = {  # vLLM's names of these histograms
     "vllm:time_to_first_token_seconds": "ttft_s",
     "vllm:request_queue_time_seconds": "queue_s",
     "vllm:request_prefill_time_seconds": "prefill_s",
@@ -176,8 +176,8 @@ class ServerMetrics(Observer):
         with_vllm_names: bool = True,
         with_members: bool = False,
     ) -> None:
-        """`models` are names; `state` returns the state of one. `with_members` says that models are
-        loaded on demand, and requests may wait for them."""
+        """`models` are names; `state` returns the state of one. `with_members` says whether models
+        are loaded on demand, so that requests may wait for them."""
         self.registry = CollectorRegistry()
         self._requests = self._counter(
             "requests", "Generations that ended, by how.", MODEL, "finish_reason"
@@ -211,7 +211,7 @@ class ServerMetrics(Observer):
         self._itl.labels(model).observe(seconds)
 
     def rows_decoded(self, model: str, batch_size: int) -> None:
-        """Record a step. Called by the decode thread."""
+        """Record a step. The decode thread calls it."""
         self._batch_sizes[model].observe(batch_size)
 
     def ended(self, ended: EndedGeneration) -> None:
@@ -253,7 +253,7 @@ class ServerMetrics(Observer):
 
 
 class _StateCollector(Collector):
-    """Reads the server at each scrape, so that a gauge is never stale."""
+    """Reads the server's state at each scrape, so that gauges are never stale."""
 
     def __init__(
         self, models: Sequence[str], state: Callable[[str], ServerState], with_vllm_names: bool
@@ -281,7 +281,7 @@ class _StateCollector(Collector):
         yield _of_steps({model: state.step_times for model, state in states.items()})
 
     def _of_drafts(self, depths: Mapping[str, DraftDepths]) -> Iterable[Metric]:
-        """Yields counters for each depth of drafts, and a histogram of accepted tokens."""
+        """Yields the counters by depth of drafts, and a histogram of accepted tokens."""
         for name, metric in self._by_depth.items():
             counter = CounterMetricFamily(name, metric.help_text, labels=[MODEL, metric.label])
             for model, of_model in depths.items():
@@ -315,7 +315,7 @@ def _of_steps(times: Mapping[str, StepTimes]) -> Metric:
 
 
 class _Renamed(Collector):
-    """The same record under vLLM's names, with vLLM's label for the finish reason."""
+    """The same metrics under vLLM's names, with vLLM's label for the finish reason."""
 
     def __init__(self, collectors: Mapping[str, Collector]) -> None:
         self._collectors = collectors
@@ -334,7 +334,7 @@ class _Renamed(Collector):
 
 
 class _Totals(Collector):
-    """Sums of histograms as counters: by name, with help texts."""
+    """Counters of the sums of histograms. The keys are their names; the strings are help texts."""
 
     def __init__(self, histograms: Mapping[str, tuple[str, Histogram]]) -> None:
         self._histograms = histograms

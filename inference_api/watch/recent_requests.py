@@ -1,6 +1,6 @@
-"""Figures of the last requests to models, for the dashboard, without any texts.
+"""Figures of the last requests to models, for the dashboard; no texts.
 
-A request counts once its body was accepted. A request for several answers has an entry for each.
+A request counts once its body was accepted. A request for several answers has one entry for each.
 """
 
 import time
@@ -20,9 +20,9 @@ OK = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentRequest:
-    """A request. `ended_at` is in seconds since 1970, `itl_ms` is a mean, and `total_ms` lasts from
-    the request to its last token. `status` is the answer's, or that of the error that ended it,
-    whose code is `error`. Figures are null if they do not apply: a refused request has none."""
+    """A request. `ended_at` is in seconds since 1970. `itl_ms` is a mean. `total_ms` is from the
+    request's arrival to its last token. `status` is that of the answer or of the error that ended
+    it, whose code is `error`. Figures that do not apply are null: a refused request has none."""
 
     ended_at: float
     request_id: str

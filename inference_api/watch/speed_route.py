@@ -17,17 +17,17 @@ Row = tuple[float, float, float]  # decoding rows, milliseconds, standard error
 
 
 class ModelSpeed(BaseModel):
-    """Times at the speed of the last five seconds, `[rows, ms, standard_error_ms]` by ascending
-    rows.
+    """Step times at the mean speed of the last five seconds of steps, as `[rows, ms,
+    standard_error_ms]` by ascending rows.
 
-    A step of n decoding rows and p prompt tokens takes `decode_ms`(n) + p x
-    `prefill_ms_per_token`(n); n = 0 counts as 1. `speed` is the present speed relative to the first
-    measurement; `measured_at` is null before that. Since start, `steps` steps took `steps_s`.
-    `steps_by_tokens` has `[tokens, steps, prompt_tokens]` by ascending tokens: how many steps drew
-    about so many tokens, and how many prompt tokens these steps had.
+    A step with n decoding rows and p prompt tokens takes `decode_ms`(n) + p x
+    `prefill_ms_per_token`(n); for n = 0, `decode_ms`(1) counts. `speed` is the present speed
+    relative to the first measurement; `measured_at` is null before that. Since start, `steps` steps
+    took `steps_s` in the model. `steps_by_tokens` has `[tokens, steps, prompt_tokens]` by ascending
+    tokens: the number of steps that drew about this many tokens, and their prompt tokens.
 
-    A step has at most `chunk_tokens` prompt tokens. While rows decode, all its tokens together are
-    at most `budget_tokens`; null if the budget is not a number of tokens.
+    A step has at most `chunk_tokens` prompt tokens. While rows decode, it has at most
+    `budget_tokens` tokens altogether; null if the budget is not a number of tokens.
     """
 
     decode_ms: list[Row]

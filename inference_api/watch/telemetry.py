@@ -1,7 +1,7 @@
-"""OpenTelemetry traces that show what each generation waited for.
+"""OpenTelemetry traces that show how long each generation took in each phase.
 
-An extra (`requirements-otel.txt`). A generation's request thread makes the spans at its end, from
-recorded times; the decode thread is not involved. A thread of the SDK sends them in batches.
+They need an extra (`requirements-otel.txt`). At the end of a generation its request thread makes
+the spans from recorded times, without the decode thread. A thread of the SDK sends them in batches.
 """
 
 import time
@@ -30,13 +30,13 @@ def faults(settings: Settings) -> list[str]:
 
 
 class Tracing(Observer):
-    """Sends spans to an OTLP/HTTP endpoint. Any thread between `start` and `stop`."""
+    """Sends spans to an OTLP/HTTP endpoint. Any thread may use it between `start` and `stop`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def start(self) -> None:
-        """Start in the process that serves. The SDK itself reads the other OTEL_ variables."""
+        """Start, in the process that serves. The SDK itself reads the other OTEL_ variables."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -55,8 +55,7 @@ class Tracing(Observer):
         self._provider.shutdown()
 
     def ended(self, ended: EndedGeneration) -> None:
-        """Record a span for the generation and one for each phase, in the caller's trace or a new
-        one."""
+        """Record spans for the generation and its phases, in the caller's trace or a new one."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
