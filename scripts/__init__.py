@@ -1,1 +1,1 @@
-"""Commands to serve, to make tokens and models, and to tune. `hearth` has the everyday ones."""
+"""Commands that serve, and that make tokens and models. `hearth` has the everyday ones."""

@@ -10,7 +10,7 @@ from common.fetch import PROBE, fetch
 from inference_api.agents import agents
 
 URLS = ("http://127.0.0.1:1223", "http://127.0.0.1:7000")  # proxy and API of `hearth serve`
-NO_TOKEN = "none"  # the API itself needs no token
+NO_TOKEN = "none"  # the API needs no token, unlike the proxy
 FENCE = re.compile(r"^```.*\n", re.MULTILINE)
 
 
@@ -42,14 +42,14 @@ def main(name: str | None, url: str | None, model: str | None, token: str) -> No
 
 
 def first_server(urls: Sequence[str], token: str) -> tuple[str, dict[str, int]]:
-    """Returns the first server that has a model, and each model's context in tokens."""
+    """Returns the first server that serves a model, and each of its models' context in tokens."""
     faults = []
     for url in urls:
         try:
             listed = fetch(f"{url}/v1/models", PROBE, {"Authorization": f"Bearer {token}"})
             cards = [each for each in json.loads(listed)["data"] if "max_model_len" in each]
             contexts = {str(each["id"]): int(each["max_model_len"]) for each in cards}
-            "".join(contexts).encode()  # raises where a name has half of a surrogate pair
+            "".join(contexts).encode()  # raises if a name has half of a surrogate pair
             if contexts:
                 return url, contexts
             faults.append(f"{url}: no model of it is ready")

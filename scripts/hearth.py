@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command `hearth`: the everyday commands, under one name and from any directory."""
+"""The command `hearth`: the everyday commands under one name, for use in any directory."""
 
 import sys
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import click
 
 from common import __version__
 
-PROOFS = {  # modules that together are found only if an extra of pyproject.toml is installed
+PROOFS = {  # for each extra of pyproject.toml, modules that show that it is installed
     "bench": ("matplotlib",),
     "optimizer": ("gguf", "scipy"),
     "serve": ("gguf", "tokenizers"),
@@ -21,7 +21,7 @@ PROOFS = {  # modules that together are found only if an extra of pyproject.toml
 
 
 class Command(NamedTuple):
-    module: str  # the module that has its `main`
+    module: str  # the module with its `main`
     summary: str
     extra: str | None = None
 
@@ -56,7 +56,7 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """Imports a command only when it is run, not to list it."""
+    """Imports the module of a command only when the command is run, not to list it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -80,7 +80,7 @@ class Commands(click.Group):
 
 
 def _script(name: str, main: Callable[[], int]) -> click.Command:
-    """Returns a script as a command. It parses its own options, as it also runs without click."""
+    """Returns a script as a command. It parses its own options, because it also runs alone."""
 
     def run(arguments: tuple[str, ...]) -> None:
         sys.argv = [f"hearth {name}", *arguments]

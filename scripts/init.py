@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write `.env` for docker compose: the secrets of docker-compose.yml, each made here and once.
+"""Write `.env` for docker compose, with new secrets for docker-compose.yml.
 
-`hearth init` is the same command; run as a script it needs nothing but Python. If NVIDIA's driver
-is installed, compose gets the setting to use the GPU.
+`hearth init` is the same command; as a script it needs only Python. If NVIDIA's driver is
+installed, compose gets the setting to use the GPU.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ENV = Path(".env")
 SECRET_BYTES = 48
-DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # /dev/dxg: under WSL
+DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # /dev/dxg is WSL's
 GPU_FILES = "COMPOSE_FILE=docker-compose.yml:docker-compose.gpu.yml\n"
 NEXT = f"""{ENV} now has the secrets and only you can read it. Next:
 
@@ -57,7 +57,8 @@ def content(has_gpu: bool) -> str:
 
 
 def write(path: Path, text: str, replace: bool) -> None:
-    """Write all or nothing, for its owner alone. Raises FileExistsError, unless `replace`."""
+    """Writes a file, all or nothing, that only its owner can read. Raises FileExistsError if it
+    exists, unless `replace`."""
     scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

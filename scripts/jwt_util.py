@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make and read the tokens that the proxy checks. Needs nothing but PyJWT.
+"""Make and read the tokens that the proxy checks. Needs only PyJWT.
 
     jwt_util.py add research
     jwt_util.py --secret S encode '{"team_id": "tenstorrent", "token_id": "debug-test"}'
@@ -8,8 +8,8 @@
     jwt_util.py generate-secret
 
 The secret is --secret, else JWT_SECRET from the environment, else the one that `make serve` has
-made in var/ of the current directory. Results go to standard output and nothing else does, so that
-`TOKEN=$(jwt_util.py ...)` works; errors go to standard error, exit 1.
+made in var/ of the current directory. Standard output has only the result, so that
+`TOKEN=$(jwt_util.py ...)` works. Errors go to standard error, with exit status 1.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from typing import Any
 try:
     import jwt
 except ModuleNotFoundError:
-    # Run from a clone by the system's Python: what `make` installed has PyJWT.
+    # The system's Python may run this in a clone, where `make` has installed PyJWT in .venv.
     venv = Path(__file__).resolve().parent.parent / ".venv"
     if Path(sys.prefix) == venv or not (venv / "bin" / "python").exists():
         sys.exit("error: PyJWT is missing; run `make serve` once, or `pip install pyjwt`")
@@ -42,7 +42,7 @@ SECONDS_BY_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def encode(claims_json: str, secret: str, algorithm: str, expires_in_s: int | None) -> str:
-    """Returns the compact token for a JSON object of claims, in the same bytes as PyJWT's."""
+    """Returns the compact token for a JSON object of claims, with the same bytes as PyJWT's."""
     try:
         claims = json.loads(claims_json)
     except ValueError as error:
@@ -64,7 +64,7 @@ def team_claims(arguments: argparse.Namespace) -> str:
 
 
 def decode(token: str, secret: str, algorithm: str) -> str:
-    """Returns the claims of a valid token as JSON. The signature and the times are checked."""
+    """Returns the claims of a token as JSON, after checking its signature and times."""
     claims: dict[str, Any] = jwt.decode(
         token, secret, algorithms=[algorithm], options={"verify_aud": False}
     )
@@ -72,7 +72,7 @@ def decode(token: str, secret: str, algorithm: str) -> str:
 
 
 def parse_duration_s(text: str) -> int:
-    """Returns '90s', '15m', '24h' or '30d' in seconds; a bare number is seconds."""
+    """Returns the seconds of a duration such as 90s, 15m, 24h or 30d; a bare number is seconds."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
     if match is None or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a duration such as 90s, 15m, 24h, 30d")
@@ -80,7 +80,7 @@ def parse_duration_s(text: str) -> int:
 
 
 def parse_name(text: str) -> str:
-    """Returns a team's or a token's name, as the proxy accepts it."""
+    """Returns the name of a team or token, if the proxy would accept it."""
     if NAME.fullmatch(text) is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a name: 1 to 128 printable ASCII characters without blanks"
@@ -89,7 +89,7 @@ def parse_name(text: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse exits with 2 on a wrong command line; here every error is a 1."""
+    """Exits with status 1 for a wrong command line, where argparse exits with 2."""
 
     def error(self, message: str) -> Any:
         self.print_usage(sys.stderr)
@@ -97,8 +97,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    # Options are accepted before and after the command. Those after it must not reset to a
-    # default what was given before it.
+    # Options may come before or after the command. The defaults of options after it must not
+    # replace values that were given before it.
     common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument(
         "--secret", help="signing secret (default: JWT_SECRET, else that of `hearth serve` here)"
@@ -152,13 +152,13 @@ def kept_secret() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # PyJWT warns of a short secret; the proxy reports it itself.
+    # PyJWT warns of a short secret, which the proxy reports itself.
     warnings.simplefilter("ignore")
     arguments = build_parser().parse_args(argv)
     try:
         print(run(arguments, os.environ))  # noqa: TID251
     except (jwt.PyJWTError, TypeError, ValueError, RecursionError) as error:
-        # ValueError: also a secret that is no UTF-8; RecursionError: claims nested thousands deep.
+        # ValueError may be a secret that is not UTF-8, RecursionError claims nested too deeply.
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Processes that end with this one, and the ranks that serve one model together."""
+"""Child processes that end with this one, and the ranks that serve one model together."""
 
 import ctypes
 import math
@@ -32,7 +32,7 @@ NO_SEARCH = (
 
 
 class Process(subprocess.Popen[bytes]):
-    """In a session of its own, so that a Ctrl-C reaches it through us alone."""
+    """A child process in its own session, so that Ctrl-C reaches it only through this process."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         super().__init__(
@@ -43,17 +43,17 @@ class Process(subprocess.Popen[bytes]):
         )
 
     def kill(self) -> None:
-        """All that is left of its session."""
+        """Kill all processes that are left in its session."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
 
 class Ranks:
-    """All ranks of a model, to be used as one process. When one fails, all end and start again, up
-    to MAX_RESTARTS times. With SPLIT=auto the search for the best split runs beside them."""
+    """All ranks of a model, to be used like one process. When one fails, all end and start again,
+    up to MAX_RESTARTS times. With SPLIT=auto, the search for the best split runs beside them."""
 
     def __init__(self, settings: Settings, url: str) -> None:
-        """`url`: of the API, the first rank. Raises StartupError where each start would fail."""
+        """`url` is the API's, which is rank 0. Raises StartupError if every start would fail."""
         self._num_ranks = _num_ranks(settings)
         self._shutdown_s = math.ceil(settings.drain_timeout_s) + SHUTDOWN_BEYOND_DRAIN_S
         self._ready_url = f"{url}/ready"
@@ -62,8 +62,8 @@ class Ranks:
         self._start()
 
     def poll(self) -> int | None:
-        """Returns the exit status once all have ended well, or one may not fail any more. Starts
-        what is to be started."""
+        """Returns the exit status once all have ended, or one has failed after the last restart;
+        None before. Restarts failed ranks, and starts the search once the API is ready."""
         ended = [status for each in self._ranks if (status := each.poll()) is not None]
         if any(ended) and self._restarts_left:
             self._restarts_left -= 1
@@ -77,7 +77,7 @@ class Ranks:
         return None
 
     def terminate(self) -> None:
-        """Let the first drain, and the others end after it."""
+        """Let rank 0 drain; the other ranks end after it."""
         for each in self._all:
             each.terminate()
 
@@ -98,7 +98,7 @@ class Ranks:
         ]
 
     def _end(self) -> None:
-        """The first may still answer its last requests with what has happened."""
+        """End all processes. Rank 0 has time to answer its last requests, be it with an error."""
         until_s = time.monotonic() + self._shutdown_s
         self.terminate()
         for each in self._all:
@@ -114,8 +114,8 @@ class Ranks:
 
 
 def _num_ranks(settings: Settings) -> int:
-    """Raises StartupError where the model cannot be split so."""
-    from inference_api.loading.checkpoint import describe  # what is not split does not wait for it
+    """Returns the number of ranks. Raises StartupError if the model cannot be split over them."""
+    from inference_api.loading.checkpoint import describe  # slow, and needed only for a split model
 
     assert settings.split is not None
     num_ranks = settings.split_ranks if settings.split == "auto" else len(settings.split)
@@ -127,7 +127,7 @@ def _num_ranks(settings: Settings) -> int:
 
 
 def _search(settings: Settings, url: str) -> Sequence[str]:
-    """The search for the best split, which ends by itself. Raises StartupError."""
+    """Returns a command that searches for the best split, then ends. Raises StartupError."""
     if find_spec("scipy") is None:
         raise StartupError(NO_SEARCH)
     model = settings.default_model
@@ -144,8 +144,8 @@ def _free_port() -> int:
 
 
 def _end_with(parent: int, libc: ctypes.CDLL) -> None:
-    """Have Linux send us SIGTERM when the parent ends, however that happens. Runs between fork and
-    exec, which is safe as the parent has one thread."""
+    """Have Linux send SIGTERM to this process when the parent ends for any reason. Runs between
+    fork and exec, which is safe because the parent has one thread."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it has ended before
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)

@@ -1,10 +1,10 @@
-"""Serve on this machine: the API and the proxy side by side, and how to try and to watch them.
+"""Serve the API and the proxy on this machine, and print how to try and to watch them.
 
 `make serve` and `hearth serve` run it. Ctrl-C or SIGTERM drains and ends both, and so does a
 SIGKILL of this process; a second Ctrl-C kills them. If one of them ends by itself, so does the
 other. The secret of the printed token is made once and kept in `var/` of the current directory, so
-that a printed line stays good; the proxy alone gets it and checks tokens. MODEL=smollm2 is short
-for SmolLM2-135M-Instruct, which is fetched at first, with the heads that come with us.
+that the printed command stays valid. Only the proxy gets the secret and checks tokens.
+MODEL=smollm2 means SmolLM2-135M-Instruct, which is downloaded at first, with the included heads.
 """
 
 import os
@@ -36,7 +36,7 @@ from scripts.ranks import Process, Ranks
 
 API_CONFIG = SHIPPED / "gunicorn.conf.py"
 PROXY_CONFIG = Path(proxy.__path__[0]) / "gunicorn.conf.py"
-LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where all addresses are listened on
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # for hosts that stand for all addresses
 SMOLLM2_WORD = "smollm2"
 SMOLLM2_HEADS = SHIPPED / "models" / "smollm2-135m-instruct-medusa"
 POLL_S = 0.2
@@ -73,14 +73,14 @@ def main(model: str | None, mock: bool) -> None:
         sys.exit(str(error))
     processes = (api, Process(_gunicorn(PROXY_CONFIG), {"JWT_SECRET": secret}))
     try:
-        # The API first: before its first probe the proxy believes the best of its upstream.
+        # The API must be ready first: the proxy assumes that it is until it has probed it.
         if all(
             wait_until_ready(f"{each}/ready", processes) for each in (of_proxy.upstream, proxy_url)
         ):
             print(welcome(settings.default_model.name, url, proxy_url, secret), flush=True)
         while _are_running(processes):
             time.sleep(POLL_S)
-        sys.exit(1)  # nobody asked for it to end
+        sys.exit(1)  # a process has ended without being asked to
     except KeyboardInterrupt:
         pass
     finally:
@@ -88,7 +88,7 @@ def main(model: str | None, mock: bool) -> None:
 
 
 def name_smollm2() -> None:
-    """Set what the word stands for; what is set already stays. Raises StartupError."""
+    """Sets the variables for MODEL=smollm2, unless they are set already. Raises StartupError."""
     try:
         os.environ["MODEL"] = str(fetch_smollm2())
     except (OSError, subprocess.SubprocessError) as error:
@@ -102,7 +102,7 @@ def name_smollm2() -> None:
 
 
 def wait_until_ready(url: str, processes: Processes) -> bool:
-    """Whether `url` answered 200 before any process ended."""
+    """Returns whether `url` answered 200 before any process ended."""
     while _are_running(processes):
         if answers_ok(url):
             return True
@@ -122,17 +122,17 @@ def welcome(model: str, url: str, proxy_url: str, secret: str) -> str:
 
 
 def kept_secret() -> str:
-    """The secret of this directory, readable by its owner only; made at the first call.
+    """Returns the secret of this directory, which the first call makes for its owner alone to read.
 
-    An older version that was killed left an empty file, which is replaced: no good token was ever
-    signed with it. Raises StartupError where the secret cannot be kept, or is damaged.
+    Replaces an empty file, which an older version left when it was killed: no valid token was
+    signed with it. Raises StartupError if the secret cannot be written, or is damaged.
     """
     try:
         SECRET_PATH.parent.mkdir(exist_ok=True)
         kept = SECRET_PATH.read_bytes() if SECRET_PATH.exists() else None
         if not kept:
             made, is_empty = secrets.token_urlsafe(48), kept is not None
-            with suppress(FileExistsError):  # several starts at once: one makes it for all
+            with suppress(FileExistsError):  # another process that starts now has made it
                 write_whole(SECRET_PATH, made, OWNER_ALONE, replaces=is_empty)
         secret = SECRET_PATH.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
@@ -148,7 +148,7 @@ def kept_secret() -> str:
 
 
 def end(processes: Processes) -> None:
-    """Let all of them drain and end; kill them at the next Ctrl-C."""
+    """Lets all processes drain and end; kills them at the next Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for process in processes:
         process.terminate()
@@ -165,12 +165,12 @@ def _gunicorn(config: Path) -> list[str]:
 
 
 def _url(host: str, port: int) -> str:
-    """Returns where this machine reaches what listens there."""
+    """Returns the URL at which this machine reaches a server that listens at `host`."""
     return f"http://{host_and_port(LOOPBACK_OF.get(host, host), port)}"
 
 
 def _set_unless_set(variable: str, value: str) -> None:
-    """An empty variable counts as one that is not set, as in all settings."""
+    """Sets a variable that is not set, or is empty, which means the same for all settings."""
     os.environ[variable] = os.environ.get(variable) or value
 
 

@@ -1,7 +1,7 @@
-"""Answers of the model with the hidden state of each position, kept in shards.
+"""Collects the model's answers with the hidden state of each position, and keeps them in shards.
 
-A position is one drawn token: its hidden state, the token, and the model's likeliest token there.
-The positions of an answer are in order; the first is of the prompt's last token.
+A position has the hidden state that drew a token, the token, and the model's likeliest token there.
+The positions of an answer are in order; the first has the state of the prompt's last token.
 """
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ ANSWERS_PER_SHARD = 64
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A prompt to answer. Its number is its own among the jobs of a run."""
+    """A prompt to answer. Its number is unique among the jobs of a run."""
 
     number: int
     prompt: tuple[int, ...]
@@ -35,7 +35,7 @@ class Job:
 
     @property
     def sampling(self) -> SamplingParams:
-        """Requests the likeliest token, too, except of a greedy job, which draws it anyway."""
+        """Sampling parameters that report the likeliest token, unless greedy, which draws it."""
         num_logprobs = 1 if self.temperature else None
         return SamplingParams(self.temperature, seed=self.number, num_logprobs=num_logprobs)
 
@@ -50,7 +50,7 @@ class TrainingAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class _Row:
-    """The job that a user row works on."""
+    """The job of a user row, and how far it is."""
 
     job: Job
     prefilled: int = 0
@@ -90,8 +90,8 @@ class _Row:
 def answers_to(
     jobs: Iterable[Job], runner: ModelRunner, max_tokens: int, stop_ids: Collection[int]
 ) -> Iterator[TrainingAnswer]:
-    """Yields answers in the order they end. All user rows are kept busy. Stop tokens count. Every
-    prompt and `max_tokens` fit into a row."""
+    """Yields answers in the order in which they end, keeping all user rows busy. Stop tokens are
+    part of an answer. Each prompt with `max_tokens` must fit into a row."""
     place_own_pages(runner)
     waiting = iter(jobs)
     free = list(range(runner.max_rows))
@@ -120,11 +120,11 @@ class Shards:
         folder.mkdir(parents=True, exist_ok=True)
 
     def numbers(self) -> set[int]:
-        """Returns the jobs that are answered."""
+        """Returns the numbers of the answered jobs."""
         return {n for file in self._files() for n in load_file(file)["numbers"].tolist()}
 
     def save(self, answers: Iterable[TrainingAnswer]) -> Generator[TrainingAnswer, None, None]:
-        """Yield the answers, and write them to shards on the way."""
+        """Yields the answers, and writes them to shards on the way."""
         pending: list[TrainingAnswer] = []
         try:
             for answer in answers:
@@ -138,12 +138,12 @@ class Shards:
                 self._write(pending)
 
     def drawn(self, jobs: Sequence[Job]) -> list[list[int]]:
-        """Returns the tokens of the answers to these jobs, in the jobs' order."""
+        """Returns the tokens of the answers to these jobs, in the order of the jobs."""
         positions = self.positions(jobs)
         return [ids.tolist() for ids in positions.drawn_ids.split(positions.lengths.tolist())]
 
     def positions(self, jobs: Sequence[Job]) -> "Positions":
-        """Returns the answers to these jobs, in the jobs' order."""
+        """Returns the positions of the answers to these jobs, in the order of the jobs."""
         found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         for file in self._files():
             shard = load_file(file)
@@ -175,7 +175,7 @@ def _ids(lists: Iterable[Sequence[int]]) -> Tensor:
     return torch.tensor([token for ids in lists for token in ids], dtype=torch.int32)
 
 
-IGNORED = -100  # a label that counts for nothing; torch's own default
+IGNORED = -100  # a label that losses ignore, by torch's default
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +191,18 @@ class Positions:
         return len(self.drawn_ids)
 
     def labels(self, num_heads: int) -> Tensor:
-        """Returns the label of head k at a position: the likeliest token k + 1 positions later.
+        """Returns labels [positions, heads]. Head k's label is the likeliest token k + 1 positions
+        later.
 
-        A label counts only while every token before it is the likeliest too: a head does not see
-        what was drawn instead. Returns [positions, heads], IGNORED where there is none.
+        It is IGNORED after the answer's end, and after a drawn token that was not the likeliest,
+        because heads do not see which token was drawn.
         """
         is_own = self.drawn_ids == self.likeliest_ids
         return self._ahead(self.likeliest_ids, num_heads, is_own)
 
     def continuations(self, num_heads: int) -> Tensor:
-        """Returns the tokens that were drawn where `labels` are due, [positions, heads]."""
+        """Returns the tokens [positions, heads] that were drawn where `labels` has likeliest ones,
+        up to the answer's end."""
         return self._ahead(self.drawn_ids, num_heads, torch.ones(len(self), dtype=torch.bool))
 
     def _ahead(self, ids: Tensor, num_heads: int, is_followed: Tensor) -> Tensor:
@@ -218,10 +220,10 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Collecting:
-    """How to answer: at most `max_tokens`, up to one of `stop_ids`.
+    """How to answer: with up to `max_tokens` tokens, or up to one of `stop_ids`.
 
-    A process has one thread for its steps: threads that share a step's work wait for each other,
-    which costs most on a machine that does other things too.
+    Of several processes, each has one thread for its steps, because threads that share a step wait
+    for each other, most of all on a machine that is also busy with other work.
     """
 
     model: str
@@ -232,7 +234,7 @@ class Collecting:
 
 
 def collect(how: Collecting, jobs: Sequence[Job], folder: Path) -> Shards:
-    """Answer the jobs that the folder's shards lack."""
+    """Answers the jobs that the folder's shards lack. Returns the shards."""
     shards = Shards(folder)
     answered = shards.numbers()
     missing = [job for job in jobs if job.number not in answered]

@@ -1,4 +1,4 @@
-"""The model that heads are trained for. It answers, and its output matrix initialises them."""
+"""The model for which heads are trained. It answers, and its output matrix initialises heads."""
 
 from pathlib import Path
 
@@ -22,9 +22,9 @@ USER_ROWS = 32
 def load_runner(
     model: str, device: str, max_tokens: int, num_threads: int | None = None
 ) -> LocalRunner:
-    """Load the model to answer many prompts at once, with `max_tokens` each. On the CPU the int8
-    kernels run it, which are fastest, by default with as many threads as when it is served. Raises
-    StartupError when the model cannot be served."""
+    """Loads the model to answer many prompts at once, with `max_tokens` each. On the CPU it uses
+    int8 weights, the fastest, and by default as many threads as when it is served. Raises
+    StartupError if the model cannot be served."""
     options = EngineOptions(
         device=device,
         max_rows=USER_ROWS,
@@ -37,18 +37,18 @@ def load_runner(
 
 
 def quantization_on(device: str) -> str:
-    """Returns the fastest runner of the device."""
+    """Returns the fastest quantization on the device."""
     return "int8" if device == "cpu" else "none"
 
 
 def most_prompt_tokens(model: str, max_tokens: int) -> int:
-    """Returns the most tokens of a prompt that leave room for `max_tokens`."""
+    """Returns the most tokens of a prompt that leaves room for `max_tokens` in the context."""
     return min(MAX_PROMPT_TOKENS, load_config(locate(model)).context(None) - max_tokens)
 
 
 def output_matrix(path: Path) -> Tensor:
     """Returns the weight of the output head [vocab, hidden], float32, from a folder or GGUF file.
-    It is divided as the model divides its logits, so that a product with it has their scale."""
+    If the model divides its logits, it is divided by the same, so that products are logits."""
     config = load_config(path)
     (part,) = linear_weights(config)[HEAD]
     matrix = np.empty(part.shape, np.float32)

@@ -1,4 +1,4 @@
-"""Writes the card of heads. All numbers in it are measured."""
+"""Writes the card of trained heads. All numbers in it are measured."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

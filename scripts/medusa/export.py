@@ -1,4 +1,4 @@
-"""Heads in the published layout: `config.json` and `medusa_lm_head.safetensors`."""
+"""Writes and reads heads in the published layout: `config.json`, `medusa_lm_head.safetensors`."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def export(
     base_model: str,
     tokenizer_sha256: str,
 ) -> None:
-    """Heads as bfloat16. `token_ids` are those that heads can name; None: all of them."""
+    """Writes heads as bfloat16. `token_ids` are the tokens that heads can name; None means all."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "medusa_num_heads": heads.num_heads,
@@ -38,7 +38,7 @@ def export(
 
 
 def read_into(heads: Heads, folder: Path) -> None:
-    """Training of `heads` begins with a folder's. Raises ValueError where these are others."""
+    """Copies a folder's heads to `heads`. Raises ValueError if their number or shapes differ."""
     stored = load_file(folder / WEIGHTS)
     tensors = _parameters(heads)
     if {name: tensor.shape for name, tensor in tensors.items()} != {

@@ -1,4 +1,4 @@
-"""The heads: they map a hidden state to logits of the tokens they can name."""
+"""The heads, which map a hidden state to logits of the tokens that they can name."""
 
 from typing import Literal
 
@@ -6,21 +6,21 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor, nn
 
-GUESSING_AT_ONCE = 1024  # positions
+GUESSING_AT_ONCE = 1024  # positions for which guesses are computed at once
 
 Variant = Literal["shared", "full"]
-"""`shared` heads use the model's output matrix; `full` heads have one each."""
+"""`shared` heads use the model's output matrix; `full` heads have their own."""
 
 
 class Heads(nn.Module):
-    """Head k maps a hidden state of position t to logits of the token at t + 2 + k.
+    """Head k maps the hidden state of position t to logits of the token at position t + 2 + k.
 
     A head is one residual block and an output matrix: h + SiLU(A h + b), then W (Cai et al. 2024,
-    arXiv 2401.10774, section 2.1). The block begins as the identity and W as the model's own.
+    arXiv 2401.10774, section 2.1). At first the block is the identity, and W the model's matrix.
     """
 
     def __init__(self, output: Tensor, num_heads: int, variant: Variant) -> None:
-        """`output` [tokens, hidden]: the model's output matrix for nameable tokens."""
+        """`output` [tokens, hidden] is the model's output matrix, for the tokens to name."""
         super().__init__()
         hidden_size = output.shape[1]
         self.weight = nn.Parameter(torch.zeros(num_heads, hidden_size, hidden_size))
@@ -34,7 +34,7 @@ class Heads(nn.Module):
         return len(self.weight)
 
     def forward(self, hidden: Tensor, head: int) -> Tensor:
-        """Returns one head's logits [positions, tokens] of `hidden` [positions, hidden]."""
+        """Returns one head's logits [positions, tokens] for `hidden` [positions, hidden]."""
         block = F.silu(F.linear(hidden, self.weight[head], self.bias[head]))
         return F.linear(hidden + block, self.outputs[head if self.is_full else 0])
 

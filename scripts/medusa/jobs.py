@@ -1,4 +1,4 @@
-"""Splits prompts into those for training, for the tree, and for judging.
+"""Splits prompts into those for training heads, for choosing the tree, and for judging.
 
 No prompt is in two splits.
 """
@@ -23,7 +23,7 @@ SAMPLED_TEMPERATURE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs of a run, by purpose."""
+    """The jobs of a run: to train heads, to choose the tree (`calibration`), and to judge."""
 
     training: Sequence[Job]
     calibration: Sequence[Job]
@@ -31,18 +31,19 @@ class Jobs:
 
     @property
     def all(self) -> list[Job]:
-        """Returns all jobs. The few to judge by come first, as every stopped run needs them."""
+        """All jobs. The few to judge by come first, so that even a stopped run has them."""
         return [*self.held_out, *self.calibration, *self.training]
 
     @classmethod
     def of(
         cls, prompts: Iterable[Prompt], num_answers: int, seed: int, held_out: Sequence[Prompt] = ()
     ) -> Self:
-        """`num_answers` to as many of `prompts`, or to each several times where these are fewer.
+        """Returns jobs for `num_answers` answers. If there are fewer prompts, training has several
+        answers to each.
 
-        `held_out` are prompts to judge by; without them it is a share of the others. Training has
-        half of its prompts answered greedily and half at a temperature. Raises ValueError where
-        there are too few prompts to split.
+        `held_out` are prompts to judge by, by default a share of `prompts`. Half of the prompts for
+        training are answered greedily, the others at a temperature. Raises ValueError if there are
+        too few prompts to split.
         """
         others = list(islice(distinct(prompts, held_out), num_answers))
         if len(others) < MIN_PROMPTS:
@@ -71,13 +72,13 @@ class Jobs:
         return Jobs(*parts)
 
     def save(self, path: Path, origin: dict[str, Any]) -> None:
-        """`origin` tells what they were made of; see `load`."""
+        """Write the jobs to a file, with the options `origin` that they were made from."""
         content = {"origin": origin, **asdict(self)}
         write_whole(path, json.dumps(content))
 
     @classmethod
     def load(cls, path: Path, origin: dict[str, Any]) -> Self:
-        """Raises ValueError when they were made of something else than `origin`."""
+        """Returns the jobs in a file. Raises ValueError if they were made from other options."""
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("origin") != origin:
             raise ValueError(
@@ -87,7 +88,8 @@ class Jobs:
 
 
 def _training(prompts: Sequence[Prompt], first: int, count: int) -> Iterator[Job]:
-    """Yields each prompt once before any twice; odd turns and repetitions have a temperature."""
+    """Yields jobs for all prompts, then for all again, until there are `count`. The first job of
+    every other prompt is greedy; the rest have a temperature."""
     for turn, prompt in zip(range(count), cycle(prompts), strict=False):
         is_sampled = turn >= len(prompts) or turn % 2 == 1
         yield Job(first + turn, prompt, SAMPLED_TEMPERATURE if is_sampled else 0.0)

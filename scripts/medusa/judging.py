@@ -1,7 +1,7 @@
-"""Judges heads: how often they are right, the best tree of what they guess, and how many tokens a
+"""Judges heads: finds how often they are right, the best tree of guesses, and how many tokens a
 step makes with it.
 
-A path (r0, r1, …) is the token of rank r0 of head 0, after it that of rank r1 of head 1, and so on.
+A path (r0, r1, ...) stands for the guess of rank r0 by head 0, then that of rank r1 by head 1, etc.
 """
 
 import math
@@ -19,17 +19,17 @@ from .answers import IGNORED, Positions, TrainingAnswer
 from .heads import Heads
 
 TOP = (1, 2, 4, 8)
-TREE_NODES = (4, 8, 16, 32, 64)  # with the root
+TREE_NODES = (4, 8, 16, 32, 64)  # sizes of trees, with the root
 LEAST_MARGIN = 0.05
-MAX_PATHS = 63  # with the root 64 tokens
+MAX_PATHS = 63  # 64 tokens with the root
 MAX_RANKS = 10
 NOT_GUESSED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How well heads guess held-out answers. `top`: shares by head, then by TOP. `trivial`: the
-    share of head 0's labels that a guess without heads gets right."""
+    """How well heads guess held-out answers. `top` has for each head the shares of right tokens
+    among its first TOP guesses. `trivial` is head 0's share for guesses without heads."""
 
     top: list[list[float]]
     trivial: float
@@ -40,7 +40,7 @@ class Judgement:
 
 
 def answer_ranks(heads: Heads, token_ids: Tensor, positions: Positions) -> list[Tensor]:
-    """Returns the ranks of the tokens that came, of each answer [positions, heads]."""
+    """Returns for each answer the ranks [positions, heads] that heads gave to the drawn tokens."""
     guesses = heads.guesses(positions.hidden, min(MAX_RANKS, len(token_ids)))
     found = ranks(token_ids[guesses], positions.continuations(heads.num_heads))
     return list(found.split(positions.lengths.tolist()))
@@ -74,14 +74,14 @@ def judged(
 
 
 def _share(found: Tensor, labels: Tensor, top: int) -> float:
-    """Returns how often a label is among the first `top` guesses."""
+    """Returns the share of labels that are among the first `top` guesses."""
     found = found[labels != IGNORED]
     return float(((found != NOT_GUESSED) & (found < top)).float().mean())
 
 
 def trivial_accuracy(positions: Positions) -> float:
-    """How often a guess of head 0 would be right that is always the same token, or always the token
-    before it: the better of the two."""
+    """Returns how often head 0 would be right if it always guessed the most frequent token, or the
+    token before, whichever is right more often."""
     labels = positions.continuations(1)[:, 0]
     is_labelled = labels != IGNORED
     labels, before = labels[is_labelled], positions.drawn_ids[is_labelled]
@@ -92,8 +92,8 @@ def trivial_accuracy(positions: Positions) -> float:
 def require_preferences(answers: Sequence[TrainingAnswer], vocab_size: int) -> None:
     """Raises ValueError for a model that hardly prefers any token to another.
 
-    That is so with random weights: the likeliest of n tokens has not much more than 1 / n, and -log
-    of it is near log n. A trained model is far from it; half of log n is between the two.
+    With random weights the likeliest of n tokens has a probability not far above 1 / n, so its -log
+    is near log n. That of a trained model is much smaller; half of log n is between the two.
     """
     found = -mean(logprob for answer in answers for logprob in answer.likeliest_logprobs)
     most = math.log(vocab_size)
@@ -106,7 +106,7 @@ def require_preferences(answers: Sequence[TrainingAnswer], vocab_size: int) -> N
 
 
 def require_skill(judgement: Judgement) -> None:
-    """Raises ValueError for heads that are no better than a guess without them."""
+    """Raises ValueError for heads that are hardly better than guesses without heads."""
     found, needed = judgement.top[0][0], judgement.trivial + LEAST_MARGIN
     if found < needed:
         raise ValueError(
@@ -117,10 +117,10 @@ def require_skill(judgement: Judgement) -> None:
 
 
 def ranks(guesses: Tensor, continuations: Tensor) -> Tensor:
-    """Returns the rank that each head gave the token that came.
+    """Returns the ranks [positions, heads] of drawn tokens among the heads' guesses; NOT_GUESSED
+    for a token that is not among them.
 
-    `guesses` [positions, heads, ranks] and `continuations` [positions, heads]. Returns [positions,
-    heads], NOT_GUESSED where the token is not among the guesses.
+    `guesses` is [positions, heads, ranks], and `continuations` is [positions, heads].
     """
     is_right = guesses == continuations.unsqueeze(-1)
     return torch.where(is_right.any(-1), is_right.int().argmax(-1), NOT_GUESSED)
@@ -129,10 +129,10 @@ def ranks(guesses: Tensor, continuations: Tensor) -> Tensor:
 def most_frequent_paths(
     position_ranks: Iterable[Sequence[int]], count: int = MAX_PATHS
 ) -> list[TreePath]:
-    """Returns the paths that would have been right most often, each after its beginning.
+    """Returns the paths that would have been right most often, each after its own beginnings.
 
-    A path's beginning is right at least as often as the path, so the set is a tree. Of equally
-    frequent paths the shorter come first.
+    The beginning of a path is right at least as often as the path, so the paths form a tree. Of
+    paths that are equally frequent, shorter ones come first.
     """
     counts: Counter[TreePath] = Counter()
     for heads in position_ranks:
@@ -153,7 +153,7 @@ def prefixes(heads: Sequence[int]) -> list[TreePath]:
 
 
 def chain(depth: int) -> list[TreePath]:
-    """Returns the path of each head's likeliest guess."""
+    """Returns the paths along the likeliest guesses of the first `depth` heads."""
     return [(0,) * (length + 1) for length in range(depth)]
 
 
@@ -162,9 +162,9 @@ def tokens_per_step(
 ) -> float:
     """Returns the mean tokens of a step that decodes these answers with the tree of `paths`.
 
-    An answer is the ranks of its positions. A step emits the token that is certain and those of the
-    deepest path that is right, and the next one begins behind them: this is the decoding itself,
-    as long as a drafted token has the bits of a single step.
+    An answer is given by the ranks at its positions. A step emits the certain token and those of
+    the deepest right path; the next step begins after them. Real decoding does exactly this if a
+    token has the same bits whether it was drafted or not.
     """
     tree = frozenset(paths)
     num_tokens = num_steps = 0

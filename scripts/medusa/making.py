@@ -1,6 +1,6 @@
-"""All stages, from a model to its heads.
+"""Runs all stages, from a model to its heads.
 
-A stage that an earlier run with the same work folder finished is not repeated.
+A stage is not repeated if an earlier run with the same work folder has finished it.
 """
 
 import logging
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 PROBES, PROBE_TOKENS, PROBE_TEMPERATURE = 32, 16, 1.0
 QUESTION_TEMPERATURE = 1.0
-QUESTIONS_PER_ANSWER = 0.2  # requested from the model; the filter keeps most of them
+QUESTIONS_PER_ANSWER = 0.2  # questions requested from the model; most of them are usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Splits:
 
 
 def make_heads(options: Options, command: str) -> None:
-    """Raises StartupError for a model that cannot be served, and ValueError for one or heads that
-    are not worth it, or prompts that cannot be used."""
+    """Trains heads and writes them with their card. Raises StartupError for a model that cannot be
+    served, and ValueError for prompts that cannot be used, or a model or heads of no use."""
     path = locate(options.model)
     if options.output is None and not path.is_dir():
         raise ValueError(f"{path} is no folder that heads could be in; name one by --output.")
@@ -103,7 +103,7 @@ def make_heads(options: Options, command: str) -> None:
 
 
 def examples(positions: Positions, token_ids: Tensor, num_heads: int) -> Examples:
-    """Returns examples with labels as indices in `token_ids`; IGNORED if it lacks the token."""
+    """Returns examples whose labels are indices in `token_ids`; IGNORED for other tokens."""
     labels = positions.labels(num_heads)
     places = torch.searchsorted(token_ids, labels).clamp(max=len(token_ids) - 1)
     is_named = token_ids[places] == labels
@@ -143,7 +143,7 @@ def _jobs(options: Options, work: Path, tokenizer: HuggingFaceTokenizer, how: Co
 
 
 def probe(how: Collecting, tokenizer: HuggingFaceTokenizer, seed: int) -> None:
-    """Raises ValueError if the model's words are random."""
+    """Raises ValueError if the model answers at random, as untrained weights do."""
     runner = load_runner(how.model, how.device, PROBE_TOKENS)
     messages = islice(prompts.ordinary_messages(seed), PROBES)
     jobs = [
@@ -180,7 +180,8 @@ def _fitting(every: Iterator[prompts.Prompt], how: Collecting) -> Iterator[promp
 
 
 def _draft_tokens(options: Options, training: Positions, vocab_size: int) -> Tensor:
-    """Returns the tokens that heads can name, ascending: for shared ones the most frequent."""
+    """Returns the tokens that heads can name, ascending: all, or the most frequent ones for shared
+    heads."""
     if options.variant == "full" or not 0 < options.draft_tokens < vocab_size:
         return torch.arange(vocab_size)
     counts = training.likeliest_ids.bincount(minlength=vocab_size)
@@ -190,8 +191,7 @@ def _draft_tokens(options: Options, training: Positions, vocab_size: int) -> Ten
 def _provenance(
     options: Options, base: str, command: str, splits: Splits, figures: TrainingFigures
 ) -> Mapping[str, object]:
-    """Returns what the card says of the data. Answers and positions are of training and
-    calibration."""
+    """Returns the card's statements about the base model, the data and the training."""
     own = (
         "Prompts are forms filled with words, of `scripts/medusa/prompts.txt`, and questions that "
         "the model wrote itself, as a user's turn of its chat template (Xu et al. 2024, arXiv "

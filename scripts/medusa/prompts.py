@@ -1,4 +1,4 @@
-"""Prompts to answer: from a file, written by the model itself, or from forms shipped here."""
+"""Prompts to answer: from a file, written by the model itself, or from the included forms."""
 
 import json
 import re
@@ -16,13 +16,13 @@ FORMS_FILE = Path(__file__).parent / "prompts.txt"
 MAX_FILE_BYTES = 64 * 1024**2
 QUESTION_TOKENS = range(4, 65)
 _SLOT = re.compile(r"\{(\w+?)2?\}")
-_PROBES = ("A", "n", "1", "?", "É", "(")  # messages that begin in different ways
+_PROBES = ("A", "n", "1", "?", "É", "(")  # messages with different beginnings
 
 
 def read_prompts(path: Path, tokenizer: HuggingFaceTokenizer) -> Iterator[Prompt]:
-    """One prompt a line: a user's message, or an object with `messages` of a chat or a `prompt`
-    that is not put into a chat. Raises ValueError for a file that is too large, or a line that is
-    no prompt."""
+    """Yields a prompt for each line: a user's message, or an object with the `messages` of a chat
+    or a bare `prompt`. Raises ValueError for a file that is too large, or a line that is no
+    prompt."""
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
         raise ValueError(f"{path} has {size} bytes, more than {MAX_FILE_BYTES}; split it.")
@@ -52,7 +52,7 @@ def chat(message: str, tokenizer: HuggingFaceTokenizer) -> list[int]:
 
 
 def ordinary_messages(seed: int) -> Iterator[str]:
-    """Yields filled forms, endlessly and with repetitions."""
+    """Yields the forms, filled with random words, endlessly and with repetitions."""
     forms, words = _read_forms()
     rng = Random(seed)
     while True:
@@ -76,10 +76,11 @@ def _read_forms() -> tuple[list[str], dict[str, list[str]]]:
 
 
 def turn_of_user(tokenizer: HuggingFaceTokenizer) -> tuple[Prompt, int] | None:
-    """Returns the text before a user's message, and its end; None without a chat template.
+    """Returns the tokens before a user's message and the token that ends it; None without a chat
+    template, or if it has no such tokens.
 
-    A chat model that goes on from there writes what a user might ask (Xu et al. 2024, "Magpie",
-    arXiv 2406.08464).
+    A chat model that continues from these tokens writes a question that users might ask (Xu et al.
+    2024, "Magpie", arXiv 2406.08464).
     """
     if tokenizer.info()["chat_template"] is None:
         return None
@@ -99,7 +100,7 @@ def _common_beginning(lists: Sequence[list[int]]) -> list[int]:
 def own_questions(
     answers: Iterable[Sequence[int]], end: int, tokenizer: HuggingFaceTokenizer
 ) -> Iterator[str]:
-    """Returns the usable messages that the model wrote as a user: whole, and of usual length."""
+    """Yields the usable messages that the model wrote as a user: complete, with a usual length."""
     for answer in answers:
         ids = list(takewhile(lambda token: token != end, answer))
         text = tokenizer.decode(ids).strip()
@@ -116,7 +117,7 @@ def distinct(prompts: Iterable[Prompt], without: Iterable[Prompt] = ()) -> Itera
 
 
 def interleaved(first: Sequence[str], second: Iterator[str]) -> Iterator[str]:
-    """Yields one of each in turn until `first` ends, then the rest of `second`."""
+    """Yields from both in turn until `first` ends, then the rest of `second`."""
     for message in first:
         yield message
         yield from islice(second, 1)

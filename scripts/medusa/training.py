@@ -1,6 +1,6 @@
-"""Trains heads on positions alone: the model itself is not run.
+"""Trains heads on the collected positions alone, without running the model.
 
-What a step reads depends only on its number, so a run that is stopped continues from its last
+The positions of a step depend only on its number, so a run that was stopped continues from its last
 checkpoint as if it had never been stopped.
 """
 
@@ -32,8 +32,8 @@ LOG_EVERY_STEPS = 50
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """`work` holds the checkpoint and the log. Without `steps` there are as many as `minutes` take
-    at the speed of the first ones."""
+    """The options of a training. `work` is the folder for checkpoint and log. Without `steps`, it
+    runs for about `minutes`: the first steps are timed."""
 
     work: Path
     steps: int | None = None
@@ -51,14 +51,14 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Hidden states [n, hidden], and for each head the label among the tokens that can be named,
-    [n, heads], IGNORED where there is none."""
+    """Hidden states [n, hidden], and the heads' labels [n, heads]: indices among the tokens that
+    can be named, or IGNORED."""
 
     hidden: Tensor
     labels: Tensor
 
     def used(self) -> "Examples":
-        """Returns the examples without positions that no head can learn from."""
+        """Returns the examples with a label for at least one head."""
         is_used = (self.labels != IGNORED).any(dim=1)
         return Examples(self.hidden[is_used], self.labels[is_used])
 
@@ -71,7 +71,8 @@ class TrainingFigures:
 
 
 def lr_scale(step: int, steps: int) -> float:
-    """Returns the factor of the rate: it rises to 1 in the warm-up, then falls along a cosine."""
+    """Returns the factor of the learning rate, which rises to 1 during the warm-up, then falls
+    along a cosine."""
     if step < WARM_UP_STEPS:
         return (step + 1) / WARM_UP_STEPS
     share = (step - WARM_UP_STEPS) / max(1, steps - WARM_UP_STEPS)
@@ -79,7 +80,7 @@ def lr_scale(step: int, steps: int) -> float:
 
 
 class Trainer:
-    """Goes on from the plan's checkpoint, if there is one."""
+    """Trains heads. It continues from the plan's checkpoint, if there is one."""
 
     def __init__(self, plan: TrainingPlan, heads: Heads, examples: Examples) -> None:
         self._plan = plan
@@ -108,7 +109,7 @@ class Trainer:
         )
 
     def run(self) -> None:
-        """Train to the last step. An interruption keeps the progress."""
+        """Train up to the last step. If it is interrupted, it saves a checkpoint."""
         saved_s = time.monotonic()
         started_s = saved_s - self._seconds
         with tqdm(total=self._num_steps, initial=self._step, unit="step", desc="training") as bar:
@@ -130,7 +131,7 @@ class Trainer:
                 self._save()
 
     def _train_step(self) -> list[float]:
-        """Returns the loss of every head."""
+        """Run a step. Returns the loss of each head."""
         hidden, labels = self._batch()
         scale = lr_scale(self._step, self._num_steps or WARM_UP_STEPS)
         for group, lr in zip(self._optimizer.param_groups, self._lrs, strict=True):
@@ -147,7 +148,7 @@ class Trainer:
         return losses
 
     def _batch(self) -> tuple[Tensor, Tensor]:
-        """Returns the positions of the next step. The seed fixes the order of each epoch."""
+        """Returns the next step's states and labels. The seed fixes the order of each epoch."""
         count = min(self._plan.positions_per_step, len(self._examples.hidden))
         epoch, batch = divmod(self._step, len(self._examples.hidden) // count)
         if epoch != self._epoch:

@@ -1,4 +1,4 @@
-"""Packs grids and values into GGUF's blocks; see `inference_api.loading.gguf.panels`."""
+"""Packs grids and values into GGUF's blocks: see `inference_api.loading.gguf.panels`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ FOUR, FOUR_BITS, TWO_BITS = np.uint8(4), np.uint8(0x0F), np.uint8(0x30)
 
 
 def stored(grid: Grid, values: Floats) -> Bytes:
-    """Returns the bytes [blocks, …] of `values` [blocks, groups, inputs]."""
+    """Returns the bytes [blocks, ...] of `values` [blocks, groups, inputs]."""
     form = grid.form
     least = form.values[0]
     offset = (values - least).astype(np.uint8).reshape(len(values), -1)
@@ -26,7 +26,7 @@ def stored(grid: Grid, values: Floats) -> Bytes:
             blocks["values"] = values.reshape(len(values), -1)
         case GGMLQuantizationType.Q6_K:
             blocks["scales"] = grid.scales
-            quarters = offset.reshape(-1, 2, 4, 32)  # four in each half
+            quarters = offset.reshape(-1, 2, 4, 32)  # each half of a block has four quarters
             low = _pairs(quarters[:, :, :2], quarters[:, :, 2:])
             blocks["low"] = low.reshape(blocks["low"].shape)
             blocks["high"] = _packed_bits(quarters >> FOUR, bits=2)
@@ -48,15 +48,16 @@ def _pairs(low: Bytes, high: Bytes) -> Bytes:
 
 
 def _packed_bits(parts: Bytes, bits: int) -> Bytes:
-    """Packs the bits of [..., parts, n] into bytes, the first part's lowest."""
+    """Packs the lowest bits of [..., parts, n] into bytes [..., n], the first part's lowest."""
     shifts = np.arange(0, bits * parts.shape[-2], bits, dtype=np.uint8)[:, None]
     joined: Bytes = np.bitwise_or.reduce(parts << shifts, -2)
     return joined
 
 
 def _six_bits(scales: NDArray[Any], minima: NDArray[Any]) -> Bytes:
-    """[blocks, 3, 4] of eight scales and minima each: those of the first four groups, and above
-    them the high bits of the last four, whose low bits share a byte."""
+    """Returns bytes [blocks, 3, 4] of eight scales and eight minima of six bits. The first two
+    parts have the scales and minima of the first four groups, and above them the two high bits of
+    the last four groups. The third part has the low bits of these."""
     both = np.stack((scales, minima), 1).astype(np.uint8)
     first, last = both[..., :4], both[..., 4:]
     low = last[:, :1] & FOUR_BITS | last[:, 1:] << FOUR

@@ -1,7 +1,7 @@
-"""Moments of the inputs of a model's matrices when it reads a text. Needs torch.
+"""Computes moments of the inputs of a model's matrices while it reads a text. Needs torch.
 
-One layer is in memory at a time, with all tokens' states before it. Once its matrices are rounded,
-the text goes on through the rounded ones, so that later layers are rounded for their real inputs.
+One layer is in memory at a time, with the states of all tokens before it. Once its matrices are
+rounded, the text runs through the rounded ones, so that later layers see their real inputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,12 +31,12 @@ from scripts.quantize.grids import Floats
 MAX_TOKENS = 8192
 WINDOW_TOKENS = 512
 CPU = torch.device("cpu")
-Moments = dict[str, NDArray[np.float64]]  # [inputs, inputs], by the names of `weight_plan`'s parts
+Moments = dict[str, NDArray[np.float64]]  # [inputs, inputs], by names of parts in `weight_plan`
 
 
 @dataclass(slots=True)
 class _Watch(TorchFunctionMode):
-    """Adds up the second moments of the inputs of linear maps, by their weights' addresses."""
+    """Adds up the second moments of linear maps' inputs, by the addresses of their weights."""
 
     sums: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
@@ -51,8 +51,8 @@ class _Watch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def moments_of(self, weights: Mapping[str, Tensor]) -> Moments:
-        """What `weights`, matrices or parts of them, are given: the same for parts of one. Those
-        that were never used are left out."""
+        """Returns the moments of the inputs of `weights`, which are matrices or parts of them.
+        Parts of one matrix share theirs. Weights that were not used are left out."""
         arrays = {place: moments.numpy() for place, moments in self.sums.items()}
         return {
             name: moments
@@ -63,10 +63,10 @@ class _Watch(TorchFunctionMode):
 
 
 class Calibration:
-    """A text on its way through a model's layers."""
+    """Runs a text through a model, layer by layer."""
 
     def __init__(self, file: Path, config: ModelConfig, windows: Sequence[Sequence[int]]) -> None:
-        """`windows`: token ids, each read from its first position on."""
+        """`windows` are lists of token ids, each of which is read as a text of its own."""
         self._file, self._config, self._windows = file, config, windows
         ends = self._load(config.part(LayerRange(0, 0)))
         ids = torch.tensor([token for window in windows for token in window])
@@ -75,8 +75,8 @@ class Calibration:
         self._parts: dict[str, Tensor] = {}
 
     def moments(self, layer: int) -> Moments:
-        """Moments for a layer's matrices. Layers are asked for in their order, and each is followed
-        by `advance`."""
+        """Returns the moments for a layer's matrices. Call it for each layer in order, and
+        `advance` after each call."""
         self._part = replace(self._config.part(LayerRange(layer, layer + 1)), has_ends=False)
         self._tensors = self._load(self._part)
         self._parts = {
@@ -92,7 +92,7 @@ class Calibration:
         return watch.moments_of(self._parts)
 
     def put(self, name: str, numbers: Floats) -> None:
-        """Sets a part of the layer to its rounded numbers, with rows in our order."""
+        """Set a part of the layer to its rounded numbers, with rows in Hearth's order."""
         self._parts[name].copy_(torch.from_numpy(numbers))
 
     def advance(self) -> None:
@@ -109,7 +109,7 @@ class Calibration:
 
     @torch.inference_mode()
     def _run(self, config: ModelConfig, tensors: dict[str, Tensor]) -> Tensor:
-        """Returns these layers, followed by the final norm if it is among `tensors`."""
+        """Returns the states after these layers, and after the final norm if `tensors` has it."""
         config = replace(config, has_ends=False)
         longest = max(map(len, self._windows))
         cache = TorchCache(config, 1, longest, CPU, torch.float32)
@@ -126,7 +126,8 @@ class Calibration:
 
 
 def begin(text: str, file: Path, model: GgufModel) -> Calibration:
-    """Raises StartupError if torch cannot decode the model."""
+    """Returns a calibration with the first MAX_TOKENS of a text. Raises StartupError if torch
+    cannot decode the model, or the text has no tokens."""
     config = model.config
     if config.recurrent is not None or config.shapes:
         raise StartupError(f"torch does not decode {config.family}; leave out --calibrate.")

@@ -1,8 +1,8 @@
-"""Finds the numbers that blocks of GGUF files can hold nearest to given weights.
+"""Finds the numbers nearest to given weights that blocks of GGUF files can hold.
 
-A block has `units` of half precision, and for each group of inputs small integers times these: a
-weight is step * value - floor. Steps and floors are searched; each value is then the nearest one.
-`importance` is the weight of each input's error. Pure numpy, vectorised over blocks.
+A weight is step * value - floor. A step or floor is a small integer of a group of inputs, times one
+of the block's `units` of half precision. Steps and floors are searched; values are then the nearest
+ones. `importance` is the weight of each input's error. Pure numpy, vectorised over blocks.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Integers = NDArray[Any]
 
-MOST_MINIMUM = 63  # largest integer that a floor is
+MOST_MINIMUM = 63  # largest integer of a floor
 LARGEST_HALF = float(np.finfo(np.float16).max)
-SWEEPS = 3  # rounds of improving integers, then units
-STRETCHES = np.linspace(0.72, 1.12, 17)  # times the largest weight's value, without floors
-SPREADS = np.linspace(-1.5, 1.5, 13)  # values more or less between the least and the largest
+SWEEPS = 3  # rounds that improve the integers, then the units
+STRETCHES = np.linspace(0.72, 1.12, 17)  # without floors: factors of the largest weight's value
+SPREADS = np.linspace(-1.5, 1.5, 13)  # with floors: added to the largest weight's value
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Form:
     kind: GGMLQuantizationType
     num_groups: int
     values: tuple[int, int]  # least and largest
-    most_scale: int  # largest integer that a step is; 1: units are the steps
+    most_scale: int  # largest integer of a step; 1 means that the units are the steps
     has_floors: bool
 
     @property
@@ -66,9 +66,9 @@ class Grid:
     """The numbers that each of several blocks can hold, as the file stores them."""
 
     form: Form
-    units: NDArray[np.float16]  # [blocks, 2]: of steps and of floors
-    scales: Integers  # [blocks, groups]
-    minima: Integers  # [blocks, groups]
+    units: NDArray[np.float16]  # [blocks, 2]: the units of steps and floors
+    scales: Integers  # [blocks, groups]: the integers of steps
+    minima: Integers  # [blocks, groups]: the integers of floors
 
     @property
     def steps(self) -> Floats:
@@ -85,7 +85,7 @@ class Grid:
         return _nearest(self.form, weights + self.floors, self.steps)
 
     def errors(self, weights: Floats, importance: Floats) -> Floats:
-        """[blocks, groups]"""
+        """Returns the weighted sums of squared errors [blocks, groups]."""
         return _errors(self.form, weights + self.floors, self.steps, importance)
 
     def chosen(self, other: "Grid", is_other: NDArray[np.bool_]) -> "Grid":
@@ -99,8 +99,8 @@ class Grid:
 
 
 def searched(form: Form, weights: Floats, importance: Floats) -> Grid:
-    """The best grid found for `weights` [blocks, inputs], finite ones, never a worse one than
-    `plain`; `importance` is [inputs] or one for each block."""
+    """Returns the best grid found for finite `weights` [blocks, inputs], at least as good as
+    `plain`. `importance` is [inputs], or [blocks, inputs]."""
     grouped = form.grouped(weights)
     important = form.grouped(np.broadcast_to(importance, weights.shape))
     fit = _fitted_with_floors if form.has_floors else _fitted
@@ -113,7 +113,7 @@ def searched(form: Form, weights: Floats, importance: Floats) -> Grid:
 
 
 def plain(form: Form, weights: Floats) -> Grid:
-    """Returns the grid from the least to the largest weight, as rounding without a search does."""
+    """Returns the grid from the least to the largest weight, as for rounding without a search."""
     grouped = form.grouped(weights)
     low, high = form.values
     if form.has_floors:
@@ -126,7 +126,7 @@ def plain(form: Form, weights: Floats) -> Grid:
 
 
 def _nearest(form: Form, raised: Floats, steps: Floats) -> Floats:
-    """`raised`: weights plus floors."""
+    """Returns the nearest values. `raised` are the weights plus their floors."""
     inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
     values: Floats = np.rint(raised * inverse)
     return np.clip(values, *form.values, out=values)
@@ -146,16 +146,16 @@ def _errors(form: Form, raised: Floats, steps: Floats, importance: Floats) -> Fl
 
 
 def _sum(*factors: Floats) -> Floats:
-    """Returns the sum of their products over inputs."""
+    """Returns the sums over inputs of the factors' products."""
     names = ",".join(["...i"] * len(factors))
     total: Floats = np.einsum(f"{names}->...", *factors)
     return total
 
 
 def _fitted(form: Form, weights: Floats, importance: Floats) -> tuple[Floats, None]:
-    """Steps [blocks, groups]. For values v the best is s = (w.v) / (v.v), which takes (w.v) s off
-    the error: the values tried are those of several steps, of either sign, as there is one value
-    more below zero than above."""
+    """Returns steps [blocks, groups]. For values v the best step is s = (w.v) / (v.v), which
+    reduces the error by (w.v) s. It tries the values of several steps of either sign, because there
+    is one more value below zero than above."""
     low, _ = form.values
     largest = np.abs(weights).max(-1, keepdims=True)
     inverse = np.divide(1, largest, out=np.zeros_like(largest), where=largest > 0)
@@ -175,7 +175,7 @@ def _fitted(form: Form, weights: Floats, importance: Floats) -> tuple[Floats, No
 
 
 def _fitted_with_floors(form: Form, weights: Floats, importance: Floats) -> tuple[Floats, Floats]:
-    """Steps and floors [blocks, groups], by least squares for the values of several steps."""
+    """Returns steps and floors [blocks, groups]: the best of least squares for several values."""
     _, high = form.values
     least = np.minimum(weights.min(-1, keepdims=True), 0)
     extent = weights.max(-1, keepdims=True) - least
@@ -206,7 +206,7 @@ def _fitted_with_floors(form: Form, weights: Floats, importance: Floats) -> tupl
 
 
 def _as_integers(form: Form, steps: Floats, floors: Floats | None) -> Grid:
-    """Returns the grid nearest to these steps and floors [blocks, groups]."""
+    """Returns the grid that is nearest to these steps and floors [blocks, groups]."""
     of_steps, scales = _in_units(steps, form.most_scale)
     if floors is None:
         return Grid(form, np.concatenate((of_steps, 0 * of_steps), -1), scales, 0 * scales)
@@ -215,8 +215,8 @@ def _as_integers(form: Form, steps: Floats, floors: Floats | None) -> Grid:
 
 
 def _in_units(numbers: Floats, most: int) -> tuple[NDArray[np.float16], Integers]:
-    """A unit for each block, and how many of it each number is, at most `most`. Where that is one,
-    the unit has the number's sign."""
+    """Returns a unit for each block, and each number as an integer of units, at most `most`. If
+    `most` is 1, the unit has the sign of the number."""
     at = np.abs(numbers).argmax(-1)[..., None]
     units = _halves(np.take_along_axis(numbers, at, -1) * np.float32(1 / most))
     if most == 1:
@@ -231,7 +231,7 @@ def _halves(numbers: Floats) -> NDArray[np.float16]:
 
 
 def _with_better_integers(grid: Grid, weights: Floats, importance: Floats) -> Grid:
-    """Returns every group's integers, or neighbours with a smaller error."""
+    """Returns the grid with neighbouring integers in groups where their error is smaller."""
     if grid.form.most_scale == 1:
         return grid
     scales, minima = grid.scales, grid.minima
@@ -260,8 +260,8 @@ def _neighbours(grid: Grid) -> Iterator[Grid]:
 
 
 def _with_better_units(grid: Grid, weights: Floats, importance: Floats) -> Grid:
-    """The units that are best for these values, by least squares over a block, where they are
-    better after rounding to half precision."""
+    """Returns the grid with new units in blocks where their error is smaller: the least squares
+    solution for the block's values, rounded to half precision."""
     values = grid.nearest(weights) * grid.scales[..., None].astype(np.float32)
     important = importance * values
     product, square = (_sum(important, each).sum(-1) for each in (weights, values))
@@ -283,6 +283,6 @@ def _with_better_units(grid: Grid, weights: Floats, importance: Floats) -> Grid:
 
 
 def _better(one: Grid, other: Grid, weights: Floats, importance: Floats) -> Grid:
-    """Returns the better of two grids for each block; `one` if both are alike."""
+    """Returns the better of two grids for each block; `one` if they are equally good."""
     of_one, of_other = (each.errors(weights, importance).sum(-1) for each in (one, other))
     return one.chosen(other, of_other < of_one)

@@ -1,4 +1,4 @@
-"""Writes a GGUF file with fewer bits from another; metadata, names and vectors stay."""
+"""Writes a GGUF file with fewer bits from another. Metadata, names and vectors stay the same."""
 
 import logging
 from collections import Counter
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OWN_KEYS = ("general.architecture", "general.file_type", "general.quantization_version")
-LAST = 2**31  # the place of what belongs to no layer
+LAST = 2**31  # the place of tensors that belong to no layer
 
 Start = Callable[[Path, GgufModel], "Calibration"]
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The size of a written file, in bits and types."""
+    """The bits and types of a written file."""
 
-    bits: float  # average of a weight, over all matrices
-    weights: Counter[str]  # how many there are of each form
+    bits: float  # mean bits of a weight, over all matrices
+    weights: Counter[str]  # number of weights by the name of their type
 
 
 def make(
@@ -52,7 +52,7 @@ def make(
     start: Start | None = None,
     planning: Callable[[Sizes], Plan] = planned,
 ) -> Made:
-    """Write `target`; `start` begins a calibration. Raises StartupError."""
+    """Writes `target`. `start`, if given, begins a calibration. Raises StartupError."""
     model = read_gguf(source)
     if model.factors:
         raise StartupError([f"{source} has NVFP4 with factors; begin with a file of F16 or BF16."])
@@ -88,8 +88,8 @@ def make(
 
 
 def _stacks(model: GgufModel) -> dict[str, list[SourceTensor]]:
-    """The matrices, by names in the file: experts share one. One with inputs that no block fits
-    stays as it is."""
+    """Returns the matrices by their names in the file; the experts of a layer share one. Leaves out
+    those with a number of inputs that blocks do not fit, which stay as they are."""
     names = gguf_names(model.architecture, model.config)
     stacks: dict[str, list[SourceTensor]] = {}
     for part in matrices(model.config):
@@ -99,7 +99,7 @@ def _stacks(model: GgufModel) -> dict[str, list[SourceTensor]]:
 
 
 def _place(tensor: ReaderTensor) -> int:
-    """Returns a sort key: layers in their order, for calibration, then other matrices: the head."""
+    """Returns a sort key: layers come in order, for the calibration, then tensors of no layer."""
     layer = layer_of(tensor.name)
     return LAST if layer < 0 else layer
 
@@ -107,11 +107,11 @@ def _place(tensor: ReaderTensor) -> int:
 def _copy_metadata(reader: GGUFReader, writer: GGUFWriter) -> None:
     for key, found in reader.fields.items():
         kinds = found.types
-        is_empty = kinds == [GGUFValueType.ARRAY]  # it has no type
+        is_empty = kinds == [GGUFValueType.ARRAY]  # an empty array has no element type
         if key not in OWN_KEYS and not key.startswith("GGUF.") and not is_empty:
             writer.add_key_value(key, found.contents(), *kinds[:2])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)  # the nearest type there is
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)  # the type that fits best
 
 
 def _announce(tensor: ReaderTensor, form: Form | None, writer: GGUFWriter) -> None:
@@ -124,7 +124,7 @@ def _announce(tensor: ReaderTensor, form: Form | None, writer: GGUFWriter) -> No
 
 @dataclass(frozen=True, slots=True)
 class _Rounder:
-    """Rounds layer after layer, so that a calibration can go on from one to the next."""
+    """Rounds layer after layer, so that the calibration can advance from one to the next."""
 
     model: GgufModel
     plan: Plan
@@ -133,11 +133,11 @@ class _Rounder:
 
     @property
     def _num_layers(self) -> int:
-        """Number of layers, without those that predict further tokens."""
+        """The number of layers, without those that predict further tokens."""
         return self.model.config.num_layers
 
     def all(self, tensors: Sequence[ReaderTensor]) -> Iterator[NDArray[Any]]:
-        """Yields the data of `tensors`, which are in the order of `_place`."""
+        """Yields the data of `tensors`, which must be in the order of `_place`."""
         for place, group in groupby(tensors, _place):
             feedbacks = self._feedbacks(place)
             for tensor in group:
@@ -149,7 +149,7 @@ class _Rounder:
                     self.calibration.advance()
 
     def _feedbacks(self, place: int) -> dict[str, Feedback | None]:
-        """Keys are names of parts."""
+        """Returns the feedback for the matrices at a place, by their names as parts."""
         calibration = self.calibration
         if calibration is None or self._num_layers <= place < LAST:
             return {}
@@ -157,7 +157,7 @@ class _Rounder:
             [head] = linear_weights(self.model.config)[HEAD]
             return {head.name: Feedback.of(calibration.head_moments())}
         moments = calibration.moments(place)
-        # Several matrices are given the same.
+        # Several matrices have the same inputs, so their feedback is computed once.
         once = {id(each): each for each in moments.values()}
         feedbacks = {key: Feedback.of(each) for key, each in once.items()}
         return {name: feedbacks[id(each)] for name, each in moments.items()}

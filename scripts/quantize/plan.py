@@ -1,4 +1,4 @@
-"""Chooses the type of each matrix of a GGUF file: more bits where errors cost most."""
+"""Chooses the type of each matrix of a GGUF file: more bits for those whose errors cost most."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -6,13 +6,13 @@ from gguf import GGMLQuantizationType
 
 from scripts.quantize.grids import FORMS, Form
 
-MOST_BITS = 5.0  # average of a weight, over all matrices
-LADDERS = {  # keys: what a matrix's inputs are a multiple of
+MOST_BITS = 5.0  # most bits of a weight on average, over all matrices
+LADDERS = {  # types by ascending bits; a matrix's number of inputs is a multiple of the key
     256: ("Q4_K", "Q5_K", "Q6_K"),
     32: ("Q4_0", "Q5_0", "Q8_0"),
 }
-# Kinds of matrices and how far up they go, those first whose errors cost most for a bit
-# (docs/settings.md). What Hearth multiplies at once, the kinds of a line, stays of one form.
+# Kinds of matrices, and the rung of the ladder to take if bits are left; first those whose errors
+# cost most per bit (docs/settings.md). Kinds of a line are multiplied together, so share a form.
 UPGRADES = (
     (("attn_v",), 2),
     (("token_embd", "output"), 1),
@@ -28,7 +28,7 @@ Plan = Mapping[str, Form]
 
 
 def planned(sizes: Sizes) -> dict[str, Form]:
-    """Forms by the names in the file."""
+    """Returns the form of each matrix, by its name in the file."""
     ladders = {name: _ladder(inputs) for name, (_, inputs) in sizes.items()}
     plan = {name: ladder[0] for name, ladder in ladders.items()}
     left = MOST_BITS * sum(count for count, _ in sizes.values())
@@ -46,7 +46,7 @@ def planned(sizes: Sizes) -> dict[str, Form]:
 
 
 def _by_layer(sizes: Sizes, kinds: Sequence[str]) -> Iterable[list[str]]:
-    """The names of these kinds."""
+    """Returns the names of these kinds of matrices, a list for each layer."""
     found: dict[str, list[str]] = {}
     for name in sizes:
         layer, _, kind = name.removesuffix(".weight").rpartition(".")

@@ -1,9 +1,9 @@
-"""A matrix to the bytes of a form.
+"""Rounds a matrix to the bytes of a form.
 
-Without activations each block is the nearest that the search finds. With them it is rounded as
-GPTQ does (Frantar et al. 2023, arXiv 2210.17323): input by input, and what an input's rounding
-changes of the outputs is taken off by the inputs that are still to be rounded, as far as they go
-along with it in the activations.
+Without activations, each block gets the nearest numbers that the search finds. With activations it
+is rounded as in GPTQ (Frantar et al. 2023, arXiv 2210.17323): input by input. Inputs that are still
+to be rounded are changed to compensate for the errors of those before them, as far as the inputs
+correlate in the activations.
 """
 
 from typing import NamedTuple, Self
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from scripts.quantize.blocks import Bytes, stored
 from scripts.quantize.grids import Floats, Form, searched
 
-WEIGHTS_AT_A_TIME = 2**17  # bounds memory, and keeps it in a cache
-DAMPING = 0.01  # times the mean moment is added to each: unseen inputs are rounded to nearest
+WEIGHTS_AT_A_TIME = 2**17  # bounds memory, so that it fits into the processor's cache
+DAMPING = 0.01  # this share of the mean moment is added to each, so unseen inputs have one, too
 
 
 class Feedback(NamedTuple):
-    """What inputs do for each other: the upper Cholesky factor of the inverse of their second
-    moments, [inputs, inputs]."""
+    """How inputs compensate for each other's errors: the upper Cholesky factor of the inverse of
+    their second moments, [inputs, inputs]."""
 
     factor: Floats
 
     @classmethod
     def of(cls, moments: NDArray[np.float64]) -> Self | None:
-        """None where no activation was ever seen."""
+        """Returns the feedback; None if all activations were 0."""
         diagonal = moments.diagonal()
         if not diagonal.any():
             return None
@@ -37,14 +37,14 @@ class Feedback(NamedTuple):
 
     @property
     def importance(self) -> Floats:
-        """How much an error of each input counts, once the later ones have taken theirs."""
+        """The weight of each input's error, after later inputs have compensated for it."""
         squares = self.factor.diagonal() ** -2
         importance: Floats = squares / squares.mean()
         return importance
 
 
 def rounded(form: Form, weights: Floats, feedback: Feedback | None = None) -> Bytes:
-    """Bytes [rows, …] of `weights` [rows, inputs], finite ones."""
+    """Returns the bytes [rows, ...] of finite `weights` [rows, inputs]."""
     inputs_at_a_time = weights.shape[1] if feedback is None else form.block_inputs
     count = max(1, WEIGHTS_AT_A_TIME // inputs_at_a_time)
     parts = (weights[first : first + count] for first in range(0, len(weights), count))
@@ -64,7 +64,7 @@ def _nearest(form: Form, weights: Floats) -> Bytes:
 
 def _fed_back(form: Form, weights: Floats, feedback: Feedback) -> Bytes:
     factor, importance, size = feedback.factor, feedback.importance, form.block_inputs
-    left = np.ascontiguousarray(weights.T)  # [inputs, rows]: what is still to be rounded
+    left = np.ascontiguousarray(weights.T)  # [inputs, rows]: the numbers still to be rounded
     written = []
     for begin in range(0, len(left), size):
         end = begin + size
