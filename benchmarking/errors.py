@@ -7,7 +7,7 @@ from common.faults import capped
 
 
 class BenchmarkError(Exception):
-    """Base of the tree. `str(error)` is the message for the user."""
+    """Base class of these errors. `str(error)` is the message for the user."""
 
 
 class InvalidConfig(BenchmarkError):
@@ -48,7 +48,7 @@ class NotWritable(BenchmarkError):
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Raises an OSError of its block as NotWritable."""
+    """Raises NotWritable for an OSError in its block."""
     try:
         yield
     except OSError as error:

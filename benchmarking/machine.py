@@ -10,8 +10,8 @@ STEAL = 8  # field of the first line of /proc/stat, after its name
 
 
 def describe_machine(*packages: str) -> str:
-    """Returns a line: processor, cores, memory, GPU, Python, `packages`' versions, and date."""
-    from importlib.metadata import version  # which takes long, and the load process needs none
+    """Returns a line with processor, cores, memory, GPU, Python, `packages`' versions, and date."""
+    from importlib.metadata import version  # slow, and not needed by the load process
 
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     parts = [
@@ -25,8 +25,8 @@ def describe_machine(*packages: str) -> str:
 
 
 def stolen_s() -> float | None:
-    """Processor time, of all cores together, that the host of a virtual machine has given to others
-    since the start although somebody here had work; None where no kernel tells (proc_stat(5))."""
+    """Returns the processor time, over all cores, that the host of a virtual machine has given to
+    others since boot although this machine had work; None without /proc/stat (proc_stat(5))."""
     try:
         of_all_cores = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0].split()
     except OSError:
@@ -42,7 +42,7 @@ def _processor_name() -> str:
 
 
 def _gpu_name() -> str | None:
-    """Returns the first GPU's name, from the driver's tool: importing torch takes long."""
+    """Returns the first GPU's name, by the driver's tool, because importing torch is slow."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, timeout=30)

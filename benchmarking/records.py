@@ -1,11 +1,11 @@
-"""The nouns of a measurement. `run_files` keeps them.
+"""The records of a measurement, which `run_files` writes and reads.
 
-A `Run` is a list of rows, each one group of requests of one shape to one model, and one
-`RequestRecord` per request with every time that was read. No figure is stored that these do not
-give: every metric can be computed again from `run.json` and `raw.jsonl`.
+A `Run` has rows, each of them a group of requests of one shape to one model, and one
+`RequestRecord` per request with every time that was read. Other figures are not stored: every
+metric can be computed again from `run.json` and `raw.jsonl`.
 
-All fields in `_s` are seconds on one monotonic clock that starts with the run; `Run.started_at`
-says when that was. Everything here is immutable.
+All fields in `_s` are seconds on one monotonic clock that starts with the run, at
+`Run.started_at`. Everything here is immutable.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from typing import Literal
 SCHEMA_VERSION = 1
 INTERRUPTED = "interrupted"  # the code of a request that the user's Ctrl-C cut off
 
-BROKEN_OFF = ("error", "abort", "cancelled")  # finish reasons of answers that are not whole
+BROKEN_OFF = ("error", "abort", "cancelled")  # finish reasons of incomplete answers
 
 Distribution = Literal["constant", "uniform", "exponential"]
 ImageSize = Literal["na", "small", "medium", "large"]
@@ -26,13 +26,13 @@ ImageSize = Literal["na", "small", "medium", "large"]
 class Workload:
     """The load of one row. Exactly one of `concurrency` and `qps` is set.
 
-    `concurrency`: closed loop, so many requests in flight, each followed by the next after
-    `think_s`, the think time of its user.
-    `qps`: open loop, requests per second on a schedule that waits for no answer.
-    `prompts_path`: the user's own prompts, each once, instead of made ones; `input_tokens` is then
-    their mean, and known once the row has run. Spreads are squared coefficients of variation
-    (variance over mean squared) of gamma distributions: of prompts' and answers' lengths, and of
-    the waits of an open loop, in place of `qps_distribution`.
+    `concurrency` is the number of users in a closed loop. Each sends a request, waits for the
+    answer, thinks for `think_s`, and sends the next one. `qps` is the number of requests per second
+    in an open loop, which are sent on a schedule without waiting for answers.
+    `prompts_path` is a file of the user's own prompts, each sent once, instead of generated ones.
+    `input_tokens` is then their mean, which is known once the row has run. The fields in `_scv` are
+    squared coefficients of variation (variance / mean squared) of gamma distributions: of prompts'
+    lengths, of answers' lengths, and of an open loop's waits, instead of `qps_distribution`.
     """
 
     model: str
@@ -52,7 +52,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ServerUsage:
-    """The server's own account of one request; None where it says nothing. Rates are tokens/s."""
+    """The server's own report on one request; None where it has none. Rates are in tokens/s."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -64,17 +64,17 @@ class ServerUsage:
     first_ten_tokens_per_s: float | None = None  # the ten tokens after the first
     batch_size_used: int | None = None
     acceptance_rate: float | None = None  # draft tokens accepted / proposed
-    switching_time_s: float | None = None  # spent bringing the model into memory
+    switching_time_s: float | None = None  # the wait for the model to be brought into memory
     queue_s: float | None = None  # the part of `ttft_s` before the request was admitted
-    tokens_per_step: float | None = None  # tokens of one speculative step, the certain one included
-    acceptance_by_depth: tuple[float, ...] = ()  # shares of the drafts of at least 1, 2, ... levels
-    reasoning_tokens: int | None = None  # part of completion_tokens; may not be sent
+    tokens_per_step: float | None = None  # mean tokens of a speculative step, incl. the certain one
+    acceptance_by_depth: tuple[float, ...] = ()  # accepted share at depths 1, 2, ...
+    reasoning_tokens: int | None = None  # part of completion_tokens, which may not be sent
 
 
 @dataclass(frozen=True, slots=True)
 class RequestError:
-    """`code`: the HTTP status, `timeout`, `connection`, `protocol`, `server`, `empty`, `ignored`
-    (images, by a model that reads text only) or `interrupted`."""
+    """Why a request failed. `code` is the HTTP status, `timeout`, `connection`, `protocol`,
+    `server`, `empty`, `ignored` (images, by a model that reads only text) or `interrupted`."""
 
     code: str
     message: str
@@ -85,8 +85,8 @@ def failure_of(
 ) -> RequestError | None:
     """Returns why a request does not count as completed; None if it does.
 
-    This alone decides, for every figure: a completed request ended as asked, with text, and with
-    no finish reason that says otherwise. Tool calls alone are no text.
+    All figures use this decision: a completed request has no error, some text, and no finish reason
+    of BROKEN_OFF. Tool calls alone are no text.
     """
     if error is None and finish_reason in BROKEN_OFF:
         return RequestError("server", f"finish reason {finish_reason}")
@@ -97,11 +97,11 @@ def failure_of(
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request: when it was due, when it was sent, when each piece of its answer came.
+    """One request: when it was due, when it was sent, and when each piece of its answer came.
 
-    In a closed loop a request is due the moment its worker is free. `chunk_s` has one time for
-    each event that carried text, read before the event was parsed; `chunk_tokens` is how many
-    tokens that text is to the client's tokenizer, or empty without one.
+    In a closed loop a request is due at the moment when its user is free. `chunk_s` has one time
+    for each event with text, read before the event was parsed. `chunk_tokens` has the number of
+    tokens of that text by the client's tokenizer; it is empty without one.
     """
 
     row: int  # index into Run.rows
@@ -110,21 +110,21 @@ class RequestRecord:
     prompt_name: str
     scheduled_s: float
     sent_s: float
-    end_s: float  # the last byte, or the failure
+    end_s: float  # time of the last byte, or of the failure
     chunk_s: tuple[float, ...] = ()
     chunk_tokens: tuple[int, ...] = ()
-    prompt_tokens: int | None = None  # as the client counts, without the chat template
-    completion_tokens: int | None = None  # as the client counts
+    prompt_tokens: int | None = None  # counted by the client, without the chat template
+    completion_tokens: int | None = None  # counted by the client
     usage: ServerUsage | None = None
-    status: int | None = None  # None: no answer
+    status: int | None = None  # None without an answer
     finish_reason: str | None = None
     error: RequestError | None = None
     is_warmup: bool = False
-    num_waits: int = 0  # times the server had it wait before it was sent again: 429, Retry-After
+    num_waits: int = 0  # how often it was sent again after a 429 with Retry-After
 
     @property
     def server(self) -> ServerUsage:
-        """The server's own account, which says nothing if none came."""
+        """The server's own report, which is empty if none came."""
         return self.usage or ServerUsage()
 
     @property
@@ -133,7 +133,7 @@ class RequestRecord:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the request is neither warm-up nor cut off by the user."""
+        """Whether the request was neither part of the warm-up nor cut off by the user."""
         was_cut_off = self.error is not None and self.error.code == INTERRUPTED
         return not self.is_warmup and not was_cut_off
 
@@ -144,14 +144,14 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClientOverhead:
-    """The client's own cost during one row, to see whether it was the bottleneck.
+    """The client's own cost during one row, which shows whether it was the bottleneck.
 
-    `stolen_share`: what the host took from the client's machine, from everybody on it; None where
-    no kernel tells. Shares are CPU seconds per second, of one core.
+    `stolen_share` is the time that the host took from all processes on the client's machine; None
+    if the kernel does not report it. Shares are CPU seconds of one core per second.
     """
 
     cpu_share: float
-    lag_p50_s: float  # how late its event loop ran a timer
+    lag_p50_s: float  # how late its event loop ran timers
     lag_p99_s: float
     lag_max_s: float
     stolen_share: float | None = None
@@ -162,10 +162,10 @@ class RowRecord:
     """One row as it was run. `start_s` to `end_s` is the measured part, without the warm-up."""
 
     load: Workload
-    name: str  # stem of the row's files
+    name: str  # stem of the names of the row's files
     start_s: float
     end_s: float
-    timestamp: float  # when it was written, Unix seconds
+    timestamp: float  # when it was written, in seconds since 1970
     overhead: ClientOverhead | None = None
     error: str | None = None  # why the row could not be run at all
     was_interrupted: bool = False
@@ -173,32 +173,32 @@ class RowRecord:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Machine, versions and target of a run. Holds no secret."""
+    """The machine, versions and target of a run. It has no secrets."""
 
     machine: str
     versions: dict[str, str]
     argv: tuple[str, ...]
     target: str  # kind and address
-    tokenizer: str  # where prompt lengths come from
-    user_rows: int | None = None  # requests served at once, by the server's own word
+    tokenizer: str  # the source of prompts' lengths
+    user_rows: int | None = None  # requests served at once, if the server reports it
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     name: str
-    started_at: datetime  # with its time zone; zero of every `_s`
+    started_at: datetime  # with its time zone; time 0 of all fields in `_s`
     seed: int
     environment: Environment
-    config: dict[str, object]  # as it was read
+    config: dict[str, object]  # the configuration as it was read
     rows: tuple[RowRecord, ...] = ()
     records: tuple[RequestRecord, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     def records_of(self, row: int) -> list[RequestRecord]:
-        """The measured requests of a row in the order of their schedule."""
+        """Returns the measured requests of a row in the order of their schedule."""
         measured = [record for record in self.all_of(row) if record.is_measured]
         return sorted(measured, key=lambda record: record.index)
 
     def all_of(self, row: int) -> list[RequestRecord]:
-        """Every request of a row, warm-up too."""
+        """Returns every request of a row, including the warm-up."""
         return [record for record in self.records if record.row == row]

@@ -1,6 +1,6 @@
-"""The raw files of a run: `run.json`, and `raw.jsonl` with a line for each request.
+"""Writes and reads the raw files of a run: `run.json`, and `raw.jsonl` with a line per request.
 
-Apart from the nouns they hold, so that the process that sends the load starts without pydantic.
+Apart from `records`, so that the process that sends the load starts without pydantic.
 """
 
 from collections.abc import Iterable
@@ -21,22 +21,22 @@ _RECORD = TypeAdapter(RequestRecord)
 
 
 def write_run(folder: Path, run: Run) -> None:
-    """`run.json`: all but the records, which `append_records` has written."""
+    """Writes `run.json`: everything except the records, which `append_records` writes."""
     write_whole(folder / RUN_FILE, _RUN.dump_json(replace(run, records=()), indent=1))
 
 
 def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
-    """Add to `raw.jsonl`, so that a row is kept whatever happens to the next."""
+    """Adds records to `raw.jsonl`, so that a row is kept even if the next one fails."""
     lines = [_RECORD.dump_json(record) + b"\n" for record in records]
     append_whole(folder / RAW_FILE, b"".join(lines))
 
 
 def read_run(folder: Path) -> Run:
-    """Raises InvalidResults."""
+    """Returns the run in a folder. Raises InvalidResults."""
     try:
         run = _RUN.validate_json((folder / RUN_FILE).read_bytes())
         with (folder / RAW_FILE).open("rb") as file:
-            whole = (line for line in file if line.endswith(b"\n"))  # the last may be cut short
+            whole = (line for line in file if line.endswith(b"\n"))  # the last may be incomplete
             return replace(run, records=tuple(map(_RECORD.validate_json, whole)))
     except (OSError, ValidationError) as error:
         raise InvalidResults(f"{folder} holds no run: {error}") from error

@@ -1,4 +1,4 @@
-"""Settings from the environment: address and API key, which belong in no file."""
+"""Settings from the environment: the server's address and the API key, which no file may have."""
 
 import re
 from functools import partial
@@ -41,12 +41,12 @@ class Settings(EnvironmentSettings):
 
 
 def load_settings() -> Settings:
-    """Reads the environment. Raises InvalidConfig, whose message holds no value."""
+    """Reads the environment. Raises InvalidConfig, whose message has no values."""
     return read_settings(Settings, partial(InvalidConfig, "the environment"))
 
 
 def checked_base(base: str) -> str:
-    """Returns a server's address without a slash at its end. No ValueError holds a part of it."""
+    """Returns a server's address without a slash at its end. No ValueError has a part of it."""
     parts = http_parts(base)
     if "@" in parts.netloc or CREDENTIALS & {name.lower() for name in parse_qs(parts.query)}:
         raise ValueError(
@@ -58,7 +58,7 @@ def checked_base(base: str) -> str:
 
 
 def checked_header(given: str) -> tuple[str, SecretStr]:
-    """Reads NAME=VALUE. Raises ValueError, whose message holds no value."""
+    """Reads NAME=VALUE. Raises ValueError, whose message has no values."""
     name, equals, value = given.partition("=")
     if not equals or not HEADER_NAME.fullmatch(name) or name.lower() in OUR_HEADERS:
         raise ValueError(

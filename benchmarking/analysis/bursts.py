@@ -1,4 +1,4 @@
-"""Detects rows whose tokens came in bursts, which hide when they were made. Pure."""
+"""Detects rows whose tokens came in bursts, which hide when the server made them. Pure."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -6,15 +6,15 @@ from itertools import pairwise
 from benchmarking.analysis.latency import output_tokens, succeeded
 from benchmarking.records import RequestRecord
 
-SAME_READ_S = 0.0002  # events of one network read share a time; reads at once are as close
-MAX_SHARE = 0.8  # more than five tokens a read: no draft is as good, so something holds them back
+SAME_READ_S = 0.0002  # events this close count as one network read
+MAX_SHARE = 0.8  # beyond it, a read has over five tokens: more than drafts explain
 
 
 def burst_fault(records: Iterable[RequestRecord]) -> str | None:
-    """Returns why the times between a row's tokens say nothing; None if they are usable.
+    """Returns why the times between a row's tokens are not usable; None if they are.
 
-    They say nothing if more than MAX_SHARE of the tokens after the first came in the same network
-    read as the token before: these waited somewhere, and nobody knows how long.
+    They are not if more than MAX_SHARE of the tokens after the first came in the same network read
+    as the token before, because those tokens waited somewhere for an unknown time.
     """
     answered = succeeded(records)
     num_gaps = sum(max(0, output_tokens(record) - 1) for record in answered)

@@ -1,16 +1,16 @@
-"""The service curve of any server, from closed loops.
+"""Finds the service curve of any server from closed loops.
 
-Symbols: n users, each with w prompt tokens before the last and o output tokens; m requests in
-service, the others being outside of steps while connections are read and tokens sent; a(m), the
-time of a step of m rows; c(m), the time that a prompt token adds to it. Then
+Symbols: n users, whose requests have w prompt tokens before the last one, and o output tokens; m
+requests in service, while the others are outside of steps, because connections are read and tokens
+sent; a(m), the time of a step of m rows; c(m), the time that a prompt token adds to it. Then
 
     m = 1 + (n - 1) (1 - overhead / end to end),
     end to end = overhead(m) + m c(m) w + o a(m),    TTFT of one user = overhead(1) + c(1) w + a(1).
 
-Loops of equally many users with prompts of several lengths show how c depends on the rows; it is
-linear between a few numbers of users. These equations give one overhead for all n. The caller
-finds how it grows with n, as users share the processor and the interpreter: their TTFT exceeds
-that of a simulation of the same requests. Pure: any thread.
+Loops with equally many users and prompts of different lengths show how c depends on the rows; it is
+taken as linear between a few numbers of users. These equations give one overhead for all n. It
+grows with n, because users share the processor and the interpreter; the caller finds out how much,
+because their TTFT exceeds that of a simulation of the same requests. Pure: any thread.
 """
 
 import math
@@ -37,23 +37,23 @@ from benchmarking.errors import Unfit
 from benchmarking.records import RequestRecord
 from common.numerics import FloatArray, scipy
 
-MIN_USERS = 3  # different numbers of them, that make a curve
-DIFFERENT_LENGTHS = 1.5  # longest prompts over the shortest, to tell overhead from their work
+MIN_USERS = 3  # a curve needs this many different numbers of users
+DIFFERENT_LENGTHS = 1.5  # least longest / shortest prompts that tell overhead from prompts' work
 IN_95 = 1.96
 MOST_OUTSIDE = 0.9  # largest share of a user's time outside service
-ROUNDS = 3  # each finds users in service from the overhead, then the overhead from them
+ROUNDS = 3  # each finds requests in service from the overhead, then the overhead from these
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Means of one closed loop, in ms, with their standard errors. `from_s` and `to_s`: on the
-    clock of the run. `is_mixed`: answers differ in length, so that users begin at any time of the
-    others'; those of equal ones begin together, and are in service together."""
+    """Means of one closed loop, with their standard errors. `from_s` and `to_s` are on the run's
+    clock. `is_mixed` means that answers differ in length, so that users begin independently. Users
+    with equal answers begin together, and are in service together."""
 
     from_s: float
     to_s: float
     users: int
-    work_tokens: float  # tokens of a prompt without the last, with which a row decodes
+    work_tokens: float  # prompt tokens without the last one, with which decoding begins
     output_tokens: float
     e2e_ms: float
     e2e_error_ms: float
@@ -63,21 +63,21 @@ class Loop:
 
     @property
     def at_s(self) -> float:
-        """The middle of the loop's time."""
+        """The middle of the loop, on the run's clock."""
         return (self.from_s + self.to_s) / 2
 
     @property
     def rate_per_s(self) -> float:
-        """Departures, by Little's law: users who end and begin together make any window wrong."""
+        """Departures, by Little's law. Counts in a window would be wrong if users end together."""
         return 1000 * self.users / self.e2e_ms
 
 
 def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> ServiceCurve | None:
-    """Returns the curve of the closed loops of no more users than places, for requests of their
-    mean lengths; None for fewer than three numbers of users. Raises Unfit where no step takes time.
+    """Returns the curve of closed loops with no more users than places, for requests of their mean
+    lengths; None for fewer than three numbers of users. Raises Unfit if steps take no time.
 
-    With prompts of lengths that differ, overhead and prompts' work are told apart; with equal ones
-    the overhead counts as work.
+    Prompts of different lengths tell overhead and prompts' work apart. With equal prompts, the
+    overhead counts as work.
     """
     loops = closed_loops(points, places)
     curve = fit_loops(loops)
@@ -89,13 +89,14 @@ def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> Service
 
 
 def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list[Loop]:
-    """Returns the closed loops of no more users than places, in the same order."""
+    """Returns the closed loops with no more users than places, in the order of the points."""
     loops = (_loop(point) for point in points)
     return [loop for loop in loops if loop is not None and loop.users <= (places or math.inf)]
 
 
 def fit_loops(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceCurve | None:
-    """As `fit_closed_loops`, for loops of any lengths. `overhead`: by users, where it is known."""
+    """Returns a curve as `fit_closed_loops` does, but not for requests of a certain length.
+    `overhead` is by users, if it is known."""
     users = sorted({loop.users for loop in loops})
     if len(users) < MIN_USERS:
         return None
@@ -125,14 +126,14 @@ def fit_loops(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceC
 
 
 def _in_service(loop: Loop, outside_ms: float) -> float:
-    """Returns how many requests are in service when one is, itself included."""
+    """Returns how many requests are in service, on average, while one of them is."""
     if not loop.is_mixed:
         return loop.users
     return 1 + (loop.users - 1) * (1 - min(outside_ms / loop.e2e_ms, MOST_OUTSIDE))
 
 
 def _moved(points: Points, in_service: Mapping[int, float]) -> Points:
-    """Returns points by rows in service from points by users, extrapolating the last line."""
+    """Returns points by rows in service, from points by users. The last line is extrapolated."""
     rows, ms = [in_service[point.rows] for point in points], [point.ms for point in points]
     slope = (ms[-1] - ms[-2]) / max(rows[-1] - rows[-2], 1.0) if len(ms) > 1 else 0.0
     beyond = [max(point.rows - rows[-1], 0.0) for point in points]
@@ -145,9 +146,9 @@ def _moved(points: Points, in_service: Mapping[int, float]) -> Points:
 
 
 def _loop(point: LoadPoint) -> Loop | None:
-    """Returns None if this is no closed loop. Each user's last request is not counted: as
-    they end, no others follow, and steps have fewer rows. An answer's latency is that which one of
-    the mean length would have had at its pace: that lengths differ is no error."""
+    """Returns the means of a closed loop; None for other loads. Each user's last request is left
+    out, because steps have fewer rows when no others follow. Each latency is scaled to an answer of
+    mean length, so that different lengths do not count as errors."""
     users = point.load.concurrency
     if users is None or point.e2e is None:
         return None
@@ -179,20 +180,20 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _paces(records: Iterable[RequestRecord]) -> Iterator[tuple[float, float]]:
-    """Yields TTFT and ITL in seconds of requests that have both."""
+    """Yields TTFT and ITL, in seconds, of each request that has both."""
     for record in records:
         first_s, gap_s = ttft_s(record), itl_s(record)
         if first_s is not None and gap_s is not None:
             yield first_s, gap_s
 
 
-Equation = tuple[FloatArray, float]  # coefficients of the unknowns, and the left side
+Equation = tuple[FloatArray, float]  # coefficients of the unknowns, and the value of their sum
 
 
 @dataclass(frozen=True, slots=True)
 class _Unknowns:
-    """The unknowns of equations, in order: the overhead, c at `knots`, a at `users`, both numbers
-    of users. `tells`: whether the overhead is an unknown."""
+    """The unknowns of equations, in order: the overhead, c at `knots`, and a at `users`. Both are
+    numbers of users. `tells` says whether the overhead is an unknown."""
 
     users: Sequence[int]
     knots: Sequence[int]
@@ -205,7 +206,7 @@ class _Unknowns:
         return np.array([self.tells, *(prompt_tokens * each for each in c), *a], dtype=np.float64)
 
     def points(self, found: FloatArray, errors: FloatArray) -> tuple[Points, Points]:
-        """Returns c and a, by users."""
+        """Returns the points of c and of a, by users."""
         at_users = [*self.knots, *self.users]
         values = zip(at_users, found[1:].tolist(), errors[1:].tolist(), strict=True)
         points = tuple(CurvePoint(n, max(ms, LEAST_MS), error) for n, ms, error in values)
@@ -213,14 +214,15 @@ class _Unknowns:
 
 
 def _differ(loops: Sequence[Loop]) -> bool:
-    """Returns whether prompts differ in length."""
+    """Returns whether prompts differ enough in length."""
     prompts = [loop.work_tokens for loop in loops]
     return max(prompts) >= DIFFERENT_LENGTHS * max(min(prompts), 1.0)
 
 
 def _knots(loops: Sequence[Loop]) -> Sequence[int]:
     """Returns the numbers of users at which c is an unknown: the least, the middle and the most of
-    those whose prompts differ, as c is uncertain of one alone. Where none do it is constant."""
+    those whose loops differ in prompt length, because one alone is uncertain. Without any, c is
+    constant."""
     of_users: defaultdict[int, list[Loop]] = defaultdict(list)
     for loop in loops:
         of_users[loop.users].append(loop)
@@ -229,7 +231,7 @@ def _knots(loops: Sequence[Loop]) -> Sequence[int]:
 
 
 def _end_to_end(loop: Loop, rows: float, known_ms: float, unknowns: _Unknowns) -> Equation:
-    """Returns the equation of latency. `rows` are in service; `known_ms`: known overhead."""
+    """Returns the equation of latency. `rows` are in service; `known_ms` is the known overhead."""
     prompts = rows * loop.work_tokens
     coefficients = unknowns.coefficients(loop.users, prompts, loop.output_tokens)
     return coefficients / loop.e2e_error_ms, (loop.e2e_ms - known_ms) / loop.e2e_error_ms
@@ -242,8 +244,8 @@ def _first_token(loop: Loop, rows: float, known_ms: float, unknowns: _Unknowns) 
 
 
 def least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Returns the solution, none of it below 0, and its standard errors: those of the equations, or
-    of what they leave unexplained where that is more."""
+    """Returns the solution, which is not negative, and its standard errors. They are larger if the
+    equations leave more unexplained than their own errors."""
     found, residual = scipy.optimize.nnls(design, left)
     freedom = max(len(left) - int(np.count_nonzero(found)), 1)
     scale = max(float(residual) ** 2 / freedom, 1.0)
@@ -252,7 +254,7 @@ def least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, Flo
 
 
 def _drift(loops: Sequence[Loop]) -> float:
-    """Returns the relative scatter of rows of one load beyond that within them; 0 without any."""
+    """Returns the relative scatter between rows of equal load, beyond the scatter within rows."""
     of_load: defaultdict[tuple[int, int], list[Loop]] = defaultdict(list)
     for loop in loops:
         of_load[(loop.users, round(loop.work_tokens))].append(loop)

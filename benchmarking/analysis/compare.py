@@ -1,7 +1,7 @@
 """Compares two runs: each metric's change with its 95 % interval, and a verdict.
 
-Rows of the same load are repeats of each other. With repeats on both sides the change has Welch's
-interval over them, else one estimated from blocks within the rows. Pure: any thread.
+Rows of the same load are repeats of each other. If both runs have repeats, a change has Welch's
+interval over them; otherwise one that is estimated from blocks within the rows. Pure: any thread.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from benchmarking.analysis.intervals import (
 from benchmarking.analysis.latency import E2E, ITL, TTFT
 from benchmarking.records import Run, Workload
 
-MIN_CHANGE = 0.02  # a smaller one is no finding, however sure
+MIN_CHANGE = 0.02  # smaller changes count as none, even if they are significant
 
 
 class Verdict(StrEnum):
@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure of a row: `statistic` of what `values` returns, in the order of time."""
+    """A figure of a row: the `statistic` of its `values`, which are in the order of time."""
 
     name: str
     values: Callable[[LoadPoint], Sequence[float]]
@@ -77,7 +77,8 @@ MEASURES = (
 
 
 def compare(before: Run, after: Run) -> list[RowChange]:
-    """Returns the change of every measure of the loads in both runs, in the order of `before`."""
+    """Returns the change of every measure, for loads that both runs have, in the order of
+    `before`."""
     first, second = _by_load(before), _by_load(after)
     return [
         change
@@ -104,7 +105,7 @@ def _by_load(run: Run) -> dict[Workload, list[LoadPoint]]:
 def _change(
     load: Workload, measure: Measure, before: Iterable[LoadPoint], after: Iterable[LoadPoint]
 ) -> RowChange | None:
-    """Returns None if a side has no value, or if the value before is 0."""
+    """Returns the change of a measure; None if a run has no value, or a value before is 0."""
     first = [values for point in before if (values := measure.values(point))]
     second = [values for point in after if (values := measure.values(point))]
     if not first or not second:

@@ -1,4 +1,4 @@
-"""One point of a load curve: what a row offered, and what was measured. Pure: any thread."""
+"""One point of a load curve: the load that a row offered, and its measurements. Pure: any thread."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from benchmarking.analysis.latency import E2E, ITL, TTFT, Metric, output_tokens,
 from benchmarking.records import RequestRecord, RowRecord, Run, Workload
 
 PERCENTS = (5, 25, 50, 75, 90, 95, 99)
-LEAST_S = 1e-6  # length of a row
+LEAST_S = 1e-6  # least length of a row
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A latency over the successes of a row, in ms: mean with interval, and PERCENTS."""
+    """A latency over a row's completed requests, in ms: the mean, and percentiles of PERCENTS."""
 
     mean: Interval
     percentiles: tuple[float, ...]
@@ -30,10 +30,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """Rates are of the time in which the load was held, without the ramp and the drain.
+    """The measurements of a row. Rates are over the time during which the load was held, without
+    the ramp and the drain.
 
-    A latency is None if no request has it; ITL also if tokens came in bursts. `measured`: the
-    requests without the warm-up, in the order of their schedule. `stolen_share`: ClientOverhead's.
+    A latency is None if no request has it; ITL also if tokens came in bursts. `measured` has the
+    requests without the warm-up, in the order of their schedule. `stolen_share` is that of
+    `ClientOverhead`.
     """
 
     load: Workload
@@ -43,22 +45,22 @@ class LoadPoint:
     offered_per_s: float  # requests that came due
     throughput_per_s: float  # requests answered
     tokens_per_s: float  # output tokens that came
-    in_flight: float  # mean
+    in_flight: float  # mean number of requests
     error_share: float
     ttft: Spread | None
     itl: Spread | None
     e2e: Spread | None
     stolen_share: float | None
     burst_fault: str | None = None  # why there is no ITL although tokens came
-    all_records: tuple[RequestRecord, ...] = ()  # the warm-up's too
+    all_records: tuple[RequestRecord, ...] = ()  # with the warm-up
 
     def goodput(self, slo: Slo) -> Goodput:
-        """Goodput of the requests that came due while the load was held."""
+        """Returns the goodput of the requests that came due while the load was held."""
         due = [r for r in self.measured if self.from_s <= r.scheduled_s < self.to_s]
         return goodput(due or self.measured, slo, self.to_s - self.from_s)
 
     def tokens_per_slice(self, slices: int) -> list[float]:
-        """Returns the output tokens that came in each of `slices` equal spans of the time."""
+        """Returns the output tokens that came in each of `slices` equal parts of that time."""
         bounds_s = np.linspace(self.from_s, self.to_s, slices + 1)
         tokens = np.zeros(slices)
         for record in succeeded(self.measured):
@@ -68,7 +70,7 @@ class LoadPoint:
 
 
 def load_points(run: Run) -> list[LoadPoint]:
-    """Returns a point for each row that recorded a request."""
+    """Returns a point for each row with a measured request."""
     return list(load_points_by_row(run).values())
 
 
@@ -83,7 +85,7 @@ def load_points_by_row(run: Run) -> dict[int, LoadPoint]:
 
 
 def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
-    """`records`: all of the row, warm-up too, at least one measured."""
+    """Returns a row's point. `records` are all of its records, at least one of them measured."""
     measured = sorted(
         (record for record in records if record.is_measured), key=lambda record: record.index
     )
@@ -113,9 +115,10 @@ def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
 
 
 def steady_window(row: RowRecord, measured: Sequence[RequestRecord]) -> tuple[float, float]:
-    """Returns start and end in seconds: the first request after the warm-up, the last one due. If
-    that is less than half of the row, as when all came due at once, the whole row counts."""
-    end_s = max(row.end_s, row.start_s + LEAST_S)  # failures of another client have no times
+    """Returns start and end in seconds: from the first measured request until the last one is due.
+    If that is less than half of the row, for example because all are due at once, the whole row
+    counts."""
+    end_s = max(row.end_s, row.start_s + LEAST_S)  # failures in other clients' files lack times
     last_due_s = max((record.scheduled_s for record in measured), default=end_s)
     if last_due_s - row.start_s < (end_s - row.start_s) / 2:
         return row.start_s, end_s
@@ -123,7 +126,7 @@ def steady_window(row: RowRecord, measured: Sequence[RequestRecord]) -> tuple[fl
 
 
 def spread(metric: Metric, records: Sequence[RequestRecord]) -> Spread | None:
-    """`records` in the order of their schedule."""
+    """Returns the spread of a latency. `records` must be in the order of their schedule."""
     values = metric.values(records)
     if not values:
         return None
@@ -132,6 +135,6 @@ def spread(metric: Metric, records: Sequence[RequestRecord]) -> Spread | None:
 
 
 def _tokens_within(record: RequestRecord, from_s: float, to_s: float) -> float:
-    """Every event of a request carries the same share of its tokens; their times ascend."""
+    """Returns the tokens within a time, if every event has an equal share of the tokens."""
     events = bisect_left(record.chunk_s, to_s) - bisect_left(record.chunk_s, from_s)
     return output_tokens(record) * events / len(record.chunk_s)

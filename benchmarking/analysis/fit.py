@@ -1,10 +1,10 @@
-"""The linear speeds of a replica, fitted to measurements:
+"""Fits the linear speeds of a replica to measurements, in the form that the optimizer takes:
 
     ITL = alpha + beta n        prefill = gamma + delta k n
 
-with n requests in service and k prompt tokens, the form the optimizer takes them in. Times are
-ms. The regression is robust: residuals are relative, and a soft L1 loss (scipy's `least_squares`)
-lets a disturbed point pull no harder than its sign. Pure: any thread.
+with n requests in service and k prompt tokens; times are in ms. The regression is robust: residuals
+are relative, and a soft L1 loss (scipy's `least_squares`) bounds the pull of a disturbed point,
+however far off it is. Pure: any thread.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,11 +22,11 @@ from benchmarking.errors import Unfit
 from benchmarking.records import Run
 from common.numerics import FloatArray, scipy
 
-FIRST_SCALE = 0.1  # relative residual from which a point counts less, before the scale is known
+FIRST_SCALE = 0.1  # relative residual above which points count less, until the scale is known
 MIN_SCALE = 1e-4
 MAD_TO_SIGMA = 1.4826  # ratio of sigma to MAD in a normal distribution
 MIN_POINTS = 4
-POOR_FIT = 0.15  # relative residual of ITL that half of the points exceed
+POOR_FIT = 0.15  # a fit is poor if half of the ITL points have larger relative residuals
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Returns whether this was measured; beyond that the lines are extrapolated."""
+    """The ranges that were measured. Outside of them the lines are extrapolated."""
 
     concurrency: tuple[float, float]
     input_tokens: tuple[float, float]
@@ -56,7 +56,8 @@ class Validity:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`batch_bound` says where `max_batch_size` comes from: a `Places.source`, or itl."""
+    """The fitted speeds. `batch_bound` is the source of `max_batch_size`: `Places.source`, or
+    itl."""
 
     decode: Line  # ITL in ms over n
     prefill: Line  # TTFT without queueing in ms over k n
@@ -67,7 +68,7 @@ class Fit:
     curve: ServiceCurve | None = None  # used in place of both lines
 
     def perf_data(self, model: str, accelerator: str) -> dict[str, Any]:
-        """ModelAcceleratorPerfData, as the optimizer's `/setModels` reads it."""
+        """Returns the ModelAcceleratorPerfData that the optimizer's `/setModels` reads."""
         curve = {} if self.curve is None else {"serviceCurve": self.curve.as_json()}
         return curve | {
             "name": model,
@@ -113,13 +114,13 @@ def fit_run(
     max_batch_size: int | None = None,
     speed: ServiceCurve | None = None,
 ) -> Fit:
-    """The rows of `run` that ask for `model`; its open loops only, if there are any.
+    """Returns the fit to the rows of `run` for `model`; only to its open loops, if it has any,
+    because in a closed loop requests of one length end and begin together, so that each prompt
+    waits for the others.
 
-    In a closed loop requests of one length end and begin together, so that each prompt waits for
-    the others'; requests that come when they like do not. Rows `left_out` are kept to check the
-    fit with. `max_batch_size`: where the server's own word is missing or wrong. `speed`: what the
-    server says of its steps; without it, closed loops of several numbers of users give a curve,
-    where there are any. Raises Unfit.
+    Rows `left_out` are not used, so that they can check the fit. `max_batch_size` overrides the
+    server's report. `speed` is the server's report on its steps; without it, the curve comes from
+    closed loops, if there are enough. Raises Unfit.
     """
     rows = {number for number, row in enumerate(run.rows) if row.load.model == model}
     rows -= set(left_out)
@@ -135,7 +136,7 @@ def fit_run(
 
 
 def with_curve(found: Fit, curve: ServiceCurve | None) -> Fit:
-    """Returns the fit with a curve, valid for as many requests in service as that has rows."""
+    """Returns the fit with a curve; it is valid for the numbers of rows that the curve has."""
     if curve is None:
         return found
     rows = [float(point.rows) for point in curve.decode]
@@ -143,11 +144,11 @@ def with_curve(found: Fit, curve: ServiceCurve | None) -> Fit:
 
 
 def fit(points: Sequence[Point], places: Places | None, slo_itl_ms: float | None = None) -> Fit:
-    """Returns both lines, and the batch a replica can have.
+    """Returns both lines, and the largest batch of a replica.
 
-    The batch is the least of the server's places and the largest n that keeps ITL within
-    `slo_itl_ms` ("itl"). Raises Unfit, also where neither is known: the largest n measured says
-    what was sent, not what the server can take.
+    The batch is the smaller of the server's places and the largest n that keeps ITL within
+    `slo_itl_ms` ("itl"). Raises Unfit, also if neither is known: the largest n measured shows the
+    load that was sent, not what the server can take.
     """
     prefilled = [
         (point.input_tokens * point.prefill_concurrency, point.ttft_ms)
@@ -174,7 +175,8 @@ def fit(points: Sequence[Point], places: Places | None, slo_itl_ms: float | None
 
 
 def robust_line(x: Sequence[float], y: Sequence[float], what: str) -> Line:
-    """Raises Unfit, naming `what`, for fewer than 4 points or a single x."""
+    """Returns the fitted line. Raises Unfit, naming `what`, for fewer than 4 points or a single
+    x."""
     if len(x) < MIN_POINTS or np.ptp(x) < 1e-9 * np.max(x):
         raise Unfit(
             f"{what}: {len(x)} points at {len(set(x))} places do not make a line; measure at least "
@@ -226,9 +228,9 @@ def _least_soft_l1(relative: FloatArray, scale: float) -> FloatArray:
 
 
 def _half_widths(relative: FloatArray, residuals: FloatArray, scale: float) -> FloatArray:
-    """Half widths of the 95 % intervals: the covariance of an M-estimator (Huber, Robust
-    Statistics, 1981, section 7.6), with the influence psi(r) = r / sqrt(1 + (r / scale)^2) of the
-    soft L1 loss."""
+    """Returns half widths of the 95 % intervals, from the covariance of an M-estimator (Huber,
+    Robust Statistics, 1981, section 7.6) with the influence of the soft L1 loss, psi(r) = r /
+    sqrt(1 + (r / scale)^2)."""
     shrink = 1 + (residuals / scale) ** 2
     freedom = len(residuals) - 2
     influence = float(np.sum(residuals**2 / shrink)) / freedom

@@ -1,11 +1,11 @@
-"""Points to fit: latencies beside the number of requests that were served at the time.
+"""Points to fit: latencies with the number of requests that were in service at the time.
 
-Each row is one point, the means over its requests. The model describes means: times to first token
-are skewed, so that the bulk of single requests lies below their mean. And concurrency is what
-requests met when they came, as in the optimizer, where mean latencies follow from it by Little's
-law: a line through points of this kind gives a load like that of a point its latencies, even where
-a server is not what the model assumes. Over a part of a row that does not hold, because the
-requests of that part were served beside others than they met. Pure: any thread.
+Each row is one point, with means over its requests, because the model describes means: times to
+first token are skewed, and most lie below their mean. Concurrency is the number of requests in
+service when a request came, as in the optimizer, where mean latencies follow from it by Little's
+law. A line through such points predicts the latencies of similar loads even for a server that
+differs from the model. Parts of a row would not do, because the requests of a part were not served
+together with those that they met when they came. Pure: any thread.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from benchmarking.analysis.in_flight import InFlight, max_decoding
 from benchmarking.analysis.latency import TTFT, input_tokens, itl_s, output_tokens, succeeded
 from benchmarking.records import RequestRecord, Run
 
-BEYOND_PLACES = 1.5  # requests in flight for each place that show that there are no more
+BEYOND_PLACES = 1.5  # requests in flight per place that prove that there are no more places
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Number of requests served at once, and its source: given, server or rows."""
+    """The number of requests that a server serves at once. `source` is given, server or rows."""
 
     count: int
     source: str
@@ -33,9 +33,9 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Means over one row. Concurrency is in service when a request came, itself included.
-    `prefill_concurrency` and `ttft_ms` leave out who had to queue. `rate_per_s`: as they came
-    due."""
+    """Means over one row. `concurrency` is the number in service when a request came, itself
+    included. `prefill_concurrency` and `ttft_ms` leave out requests that had to queue.
+    `rate_per_s` is the rate at which requests came due."""
 
     row: int
     input_tokens: float
@@ -48,8 +48,8 @@ class Point:
 
 
 def fit_points(run: Run, max_batch: int | None) -> list[Point]:
-    """Returns the points of all rows of `run` but those whose tokens came in bursts. With
-    `max_batch` places, more in flight are not in service."""
+    """Returns the points of all rows of `run`, except those whose tokens came in bursts. At most
+    `max_batch` of the requests in flight count as in service."""
     points = []
     for row in range(len(run.rows)):
         records = run.all_of(row)
@@ -62,7 +62,7 @@ def fit_points(run: Run, max_batch: int | None) -> list[Point]:
 
 
 def places_of(run: Run, given: int | None = None) -> Places | None:
-    """Returns `given`, or else the user rows the server reports, or else what the rows show."""
+    """Returns `given`, else the user rows that the server reports, else what the rows show."""
     if given is not None:
         return Places(given, "given")
     if run.environment.user_rows is not None:
@@ -72,11 +72,11 @@ def places_of(run: Run, given: int | None = None) -> Places | None:
 
 
 def batch_limit(run: Run) -> int | None:
-    """Returns the server's places as seen from outside: the most answers ever under way at once,
-    if so many more requests were in flight that the others must have waited.
+    """Returns the server's places as seen from outside: the most answers that were ever under way
+    at once, if far more requests were in flight, so that the others must have waited.
 
-    Too few where some places are always taken by prompts. None while the load never went far
-    enough beyond what the server took at once.
+    It is too low if prompts always take some places. None if the load was never far above the
+    number of requests that the server took at once.
     """
     of_rows = [run.all_of(row) for row in range(len(run.rows))]
     places = max(map(max_decoding, of_rows), default=0)

@@ -1,4 +1,4 @@
-"""Goodput: requests answered within their service levels. Failures count against it. Pure."""
+"""Goodput: the rate of requests answered within their service levels. Failures are not. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from benchmarking.records import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Upper bounds in ms for each request; None bounds nothing."""
+    """Upper bounds in ms for each request; None means no bound."""
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
@@ -20,7 +20,7 @@ class Slo:
         return {TTFT.name: self.ttft_ms, ITL.name: self.itl_ms, E2E.name: self.e2e_ms}[metric.name]
 
     def is_met_by(self, record: RequestRecord) -> bool:
-        """Returns whether an answer is within every bound; a single token has no ITL."""
+        """Returns whether an answer is within every bound. A single token has no ITL to bound."""
         if record.failure is not None:
             return False
         return all(
@@ -41,7 +41,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """`attainment`: the share of all requests that were good, 0 to 1."""
+    """`requests_per_s` is the rate of good requests; `attainment` is their share, 0 to 1."""
 
     requests_per_s: float
     attainment: float
@@ -55,7 +55,7 @@ def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> Go
 def goodput_by_model(
     records: Iterable[RequestRecord], slo: Slo, duration_s: float
 ) -> dict[str, Goodput]:
-    """Returns the goodput of each model of a bundle under the traffic of all, by name."""
+    """Returns the goodput of each model, by name. All models' traffic counts as one load."""
     by_model: dict[str, list[RequestRecord]] = defaultdict(list)
     for record in records:
         by_model[record.model].append(record)

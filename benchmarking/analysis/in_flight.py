@@ -1,4 +1,4 @@
-"""Number of requests in flight at any moment, exact, from their raw times."""
+"""Computes the exact number of requests in flight at any moment, from their raw times."""
 
 from collections.abc import Iterable
 
@@ -13,10 +13,10 @@ LAST_PART = 0.1  # share of the time from an answer's first token to its last
 
 
 class InFlight:
-    """The number of requests sent and not yet ended, as a step function. Immutable: any thread.
+    """The number of requests that were sent and have not ended, as a step function. Immutable.
 
-    A request ends with its last token, a failed one when it failed. Give it every record of the
-    time in question, warm-up and failures too: the server served them all.
+    A request ends with its last token, or when it fails. Pass every record of the time, including
+    the warm-up and failures, because the server served them all.
     """
 
     def __init__(self, records: Iterable[RequestRecord]) -> None:
@@ -25,13 +25,13 @@ class InFlight:
         self._ended_s = np.sort([_ended_s(record) for record in records])
 
     def at(self, times_s: npt.ArrayLike) -> FloatArray:
-        """Returns the number in flight at each time, with requests sent at that very moment."""
+        """Returns the number in flight at each time, including requests sent at that moment."""
         sent = np.searchsorted(self._sent_s, times_s, side="right")
         ended = np.searchsorted(self._ended_s, times_s, side="right")
         return np.asarray(sent - ended, dtype=np.float64)
 
     def mean(self, from_s: float, to_s: float) -> float:
-        """Returns the mean over time: all requests' seconds in the window, over its length."""
+        """Returns the mean over time: the requests' seconds in the window / its length."""
         sent = np.clip(self._sent_s, from_s, to_s)
         ended = np.clip(self._ended_s, from_s, to_s)
         return float((ended.sum() - sent.sum()) / (to_s - from_s))
@@ -41,8 +41,8 @@ class InFlight:
 
 
 def max_decoding(records: Iterable[RequestRecord]) -> int:
-    """Returns the most answers ever under way at once: begun, and not yet in their last part. The
-    last part is at least a step, in which the next request may have taken the place already."""
+    """Returns the most answers that were ever under way at once: begun, and not in their last part.
+    The last part is at least one step, in which the next request may have the place already."""
     begun = [record for record in records if record.chunk_s]
     first_s = np.sort([record.chunk_s[0] for record in begun])
     last_s = np.sort([record.chunk_s[-1] - _last_part_s(record) for record in begun])
@@ -52,11 +52,10 @@ def max_decoding(records: Iterable[RequestRecord]) -> int:
 
 
 def admitted_s(records: Iterable[RequestRecord], places: int) -> list[float]:
-    """When each request, in the order of sending, got one of a server's places: by the server's
-    word, and else first come, first served. What is then sent while fewer are in service is
-    admitted at once.
-    """
-    free_s: list[float] = []  # when the places taken so far are given back, ascending
+    """Returns when each request, in the order of sending, got one of a server's places. The server
+    may report it; otherwise requests get places first come, first served, and at once while fewer
+    are in service."""
+    free_s: list[float] = []  # ascending times at which taken places become free
     admitted = []
     for record in sorted(records, key=lambda record: record.sent_s):
         start_s = record.sent_s

@@ -1,9 +1,9 @@
 """95 % confidence intervals: over repeats, and within one run over blocks of its requests.
 
-Requests of one run are no independent samples: neighbours met the same queue. Within a run a mean
-has Student's t over the means of blocks (batch means, Conway, 1963), and a change of any statistic
-a bootstrap that draws whole blocks (Künsch, 1989). Where the queue outlives a block both are too
-narrow; repeats are the better evidence and are used where there are any.
+Requests of one run are not independent samples, because neighbours met the same queue. Within a run
+the interval of a mean is Student's t over the means of blocks (batch means, Conway, 1963). That of
+a change of any statistic is a bootstrap that draws whole blocks (Künsch, 1989). Both are too narrow
+if a queue lasts longer than a block. Repeats are better evidence, and are used if there are any.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,17 +17,17 @@ from common.numerics import FloatArray, scipy
 
 LEVEL = 0.95
 BLOCKS = 20
-MIN_DRAWN = 10  # values; a bootstrap of fewer has too narrow intervals
+MIN_DRAWN = 10  # least values of a bootstrap; with fewer its intervals are too narrow
 DRAWS = 500
 
-MAX_DRAWN = 1 << 21  # values that are drawn at once
+MAX_DRAWN = 1 << 21  # most values that are drawn at once, which bounds memory
 
-Statistic = Callable[[FloatArray], FloatArray]  # over the last axis
+Statistic = Callable[[FloatArray], FloatArray]  # reduces the last axis
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and the bounds of its 95 % interval; infinite where there is no evidence."""
+    """An estimate and the bounds of its 95 % interval, which are infinite without evidence."""
 
     value: float
     low: float
@@ -46,17 +46,17 @@ def mean(values: FloatArray) -> FloatArray:
 
 
 def quantile(percent: float) -> Statistic:
-    """Interpolated linearly between order statistics."""
+    """Returns a quantile as a statistic, interpolated linearly between order statistics."""
     return lambda values: np.asarray(np.percentile(values, percent, axis=-1))
 
 
 def students_t(freedom: float) -> float:
-    """Half the width of a 95 % interval, in standard errors."""
+    """Returns half the width of a 95 % interval, in standard errors."""
     return float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
 def over_repeats(figures: Sequence[float]) -> Interval:
-    """The mean of one figure over independent repeats (Student's t)."""
+    """Returns the mean of a figure over independent repeats, with Student's t interval."""
     value = float(np.mean(figures))
     if len(figures) < 2:
         return Interval(value, -np.inf, np.inf)
@@ -66,7 +66,8 @@ def over_repeats(figures: Sequence[float]) -> Interval:
 
 
 def change_over_repeats(before: Sequence[float], after: Sequence[float]) -> Interval:
-    """after / before - 1 of the means of independent repeats (Welch's t, at the mean before)."""
+    """Returns after / before - 1 for the means of independent repeats, with Welch's t interval
+    relative to the mean before."""
     base = float(np.mean(before))
     value = float(np.mean(after)) / base - 1
     if min(len(before), len(after)) < 2:
@@ -83,7 +84,7 @@ def change_over_repeats(before: Sequence[float], after: Sequence[float]) -> Inte
 
 
 def mean_within_run(values: Sequence[float]) -> Interval:
-    """The mean of one run's values, given in the order in which the requests were due."""
+    """Returns the mean of one run's values, which are in the order in which requests were due."""
     blocks = _blocks(np.asarray(values, dtype=np.float64))
     found = over_repeats([float(mean(block)) for block in blocks])
     shift = float(np.mean(values)) - found.value  # blocks differ in size by one at most
@@ -93,8 +94,8 @@ def mean_within_run(values: Sequence[float]) -> Interval:
 def change_within_runs(
     before: Sequence[float], after: Sequence[float], statistic: Statistic
 ) -> Interval:
-    """after / before - 1 of `statistic` of two runs, each given in the order of its schedule.
-    `statistic` of `before` must not be 0. Too few values on a side have no bounds."""
+    """Returns after / before - 1 for the `statistic` of two runs, whose values are in the order of
+    their schedule. That of `before` must not be 0. Too few values in a run give no bounds."""
     if min(len(before), len(after)) < MIN_DRAWN:
         value = float(statistic(np.asarray(after)) / statistic(np.asarray(before))) - 1
         return Interval(value, -np.inf, np.inf)
@@ -110,14 +111,14 @@ def change_within_runs(
 
 
 def _drawn(sample: FloatArray, statistic: Statistic, rng: np.random.Generator) -> FloatArray:
-    """`statistic` of DRAWS samples, each put together from blocks of neighbours."""
+    """Returns the `statistic` of DRAWS samples, each composed of random blocks of neighbours."""
     blocks = _blocks(np.arange(sample.size))
     sizes, begins = (np.array(each) for each in zip(*((b.size, b[0]) for b in blocks), strict=True))
     chosen = rng.integers(len(blocks), size=(DRAWS, len(blocks)))
     lengths = sizes[chosen].sum(axis=1)
     within = np.arange(sizes.max())
     drawn = np.empty(DRAWS)
-    for length in np.unique(lengths):  # few: blocks differ in size by one at most
+    for length in np.unique(lengths):  # there are few, because blocks differ in size by at most one
         alike = np.flatnonzero(lengths == length)
         for some in np.array_split(alike, -(-alike.size * length // MAX_DRAWN)):
             of = chosen[some, :, np.newaxis]

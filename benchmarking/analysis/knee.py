@@ -1,4 +1,4 @@
-"""The knee of a load curve, and its saturation. Pure: any thread."""
+"""Finds the knee of a load curve, and whether a load saturates a server. Pure: any thread."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -10,14 +10,14 @@ from benchmarking.analysis.latency import E2E
 from benchmarking.records import RequestRecord
 from common.numerics import FloatArray
 
-MIN_GAIN = 1.05  # more tokens/s than the last point, where concurrency grew
-NOISE = 2.33  # standard deviations that chance exceeds once in a hundred rows
+MIN_GAIN = 1.05  # a gain in tokens/s by less than this factor counts as none
+NOISE = 2.33  # standard deviations that chance exceeds in one of a hundred rows
 MIN_REQUESTS = 100  # with fewer, most servers at 1.5 times their capacity seem to keep up
-MIN_LATENCIES = 4  # for which a load is held before it no longer fills the server
+MIN_LATENCIES = 4  # a load fills the server until it was held for this many latencies
 
 
 class Saturation(StrEnum):
-    """Saturation of a server under an open loop."""
+    """Whether a server keeps up with an open loop."""
 
     KEEPS_UP = "keeps up"
     SATURATED = "saturated"
@@ -25,25 +25,25 @@ class Saturation(StrEnum):
 
 
 def knee(points: Sequence[LoadPoint]) -> LoadPoint | None:
-    """The point of greatest power, throughput over latency (Kleinrock, 1979). Below it more load
-    buys much throughput for little latency. None where nothing was answered."""
+    """Returns the point with the greatest power, throughput / latency (Kleinrock, 1979). Below it,
+    more load gains much throughput for little latency. None if nothing was answered."""
     answered = [point for point in points if point.e2e is not None]
     return max(answered, key=_power, default=None)
 
 
 def brings_no_more(point: LoadPoint, previous: LoadPoint | None) -> bool:
-    """Returns whether a closed loop's added users gave less than 5 % more tokens."""
+    """Returns whether a closed loop's additional users brought less than 5 % more tokens/s."""
     return previous is not None and point.tokens_per_s < MIN_GAIN * previous.tokens_per_s
 
 
 def saturation(due: Sequence[RequestRecord]) -> Saturation:
     """Returns whether an open loop's requests came faster than answers, beyond chance.
 
-    Latency grows while a queue does. The means of the first and the last quarter of the row are
-    compared; they may differ by what n Poisson arrivals vary, sqrt(n) of the mean wait between
-    them, and by the spread of latencies. A server at 90 % of what it can do exceeds NOISE times
-    that in about 1 % of rows. While the load fills the server latencies grow too: in a row of a
-    few latencies they must do so faster than time passes. As many failures count as well.
+    Latency grows while a queue grows, so it compares the mean latencies of the row's first and last
+    quarter. By chance they differ as n Poisson arrivals do, by sqrt(n) mean waits, and by the
+    spread of latencies. A server at 90 % of its capacity exceeds NOISE times that in about 1 % of
+    rows. Latencies also grow while the load fills the server, so in a row of only a few latencies
+    they must grow faster than time passes. A similar number of failures also saturates.
     """
     if sum(record.failure is not None for record in due) > NOISE * len(due) ** 0.5:
         return Saturation.SATURATED

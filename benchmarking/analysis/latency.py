@@ -1,7 +1,7 @@
 """The latencies of one request, from its record. Pure: any thread.
 
-TTFT and end-to-end latency count from the moment a request was *due*: a client or a server that
-falls behind its schedule cannot hide the wait (coordinated omission).
+TTFT and end-to-end latency count from when a request was *due*, so that a client or server that
+falls behind the schedule does not hide the wait (coordinated omission).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +10,7 @@ from statistics import fmean
 
 from benchmarking.records import RequestRecord, ServerUsage
 
-MISCOUNT = 1.5  # factor within which two tokenizers count the same text
+MISCOUNT = 1.5  # two tokenizers' counts of the same text differ by less than this factor
 
 
 def succeeded(records: Iterable[RequestRecord]) -> list[RequestRecord]:
@@ -19,10 +19,10 @@ def succeeded(records: Iterable[RequestRecord]) -> list[RequestRecord]:
 
 
 def tokens_that_came(usage: ServerUsage, events: int, counted: int | None = None) -> int:
-    """Returns the answer's tokens by the server's count, less a thought that it did not send.
+    """Returns the answer's tokens by the server's count, without a thought that it did not send.
 
-    If that is further from the client's count than two tokenizers can be, the client's counts;
-    without either's count, each event counts as a token.
+    If the client's count differs by more than MISCOUNT, that is returned. Without either count,
+    each event counts as a token.
     """
     said, thought = usage.completion_tokens, usage.reasoning_tokens
     if said and thought and (counted or events) < said - thought / 2:
@@ -37,12 +37,13 @@ def output_tokens(record: RequestRecord) -> int:
 
 
 def hidden_tokens(record: RequestRecord) -> int:
-    """Returns the tokens that the server counts but did not send, such as a hidden thought."""
+    """Returns the tokens that the server counted but did not send, such as hidden thoughts."""
     return max(0, (record.server.completion_tokens or 0) - output_tokens(record))
 
 
 def input_tokens(record: RequestRecord) -> int | None:
-    """Returns the prompt's tokens by the server, with the chat template, or the client."""
+    """Returns the prompt's tokens by the server's count, with the chat template, else the
+    client's."""
     return record.server.prompt_tokens or record.prompt_tokens
 
 
@@ -58,8 +59,8 @@ def ttft_s(record: RequestRecord) -> float | None:
 
 
 def itl_s(record: RequestRecord) -> float | None:
-    """Returns the mean time from one token to the next; None for fewer than two tokens. Counted in
-    tokens, not in events: an event may carry several."""
+    """Returns the mean time from one token to the next; None for fewer than two tokens or events.
+    It counts tokens, because an event may have several."""
     gaps = output_tokens(record) - 1
     if gaps < 1 or len(record.chunk_s) < 2:
         return None
@@ -67,13 +68,13 @@ def itl_s(record: RequestRecord) -> float | None:
 
 
 def e2e_s(record: RequestRecord) -> float | None:
-    """Returns the seconds to the last token; None for a failure."""
+    """Returns the seconds to the last token; None without any."""
     return record.chunk_s[-1] - record.scheduled_s if record.chunk_s else None
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number that every successful request has, and how people read it."""
+    """A figure of completed requests, with its name and unit for people."""
 
     name: str
     unit: str
@@ -81,7 +82,7 @@ class Metric:
     scale: float = 1.0  # from what `of` returns to `unit`
 
     def values(self, records: Iterable[RequestRecord]) -> list[float]:
-        """Returns the values in `unit`, of the successes that have one, in the order given."""
+        """Returns the values of completed requests that have one, in `unit` and in order."""
         found = (self.of(record) for record in succeeded(records))
         return [value * self.scale for value in found if value is not None]
 

@@ -1,7 +1,7 @@
 """Compares the optimizer's predictions for a load with the measurements.
 
-The optimizer's replica has Poisson arrivals, so only open loops with exponential waits are
-compared, each at the rate at which its requests really came due.
+The optimizer assumes Poisson arrivals, so only open loops with exponential waits are compared, each
+at the rate at which its requests actually came due.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,17 +22,17 @@ from common.fetch import OK, FetchBounds, FetchFailed, ask
 BOUNDS = FetchBounds(connect_s=10.0, read_s=30.0, max_bytes=2**20)
 NOT_FOUND = 404
 PER_MINUTE = 60.0
-MAX_SCV = 100.0  # the largest that the optimizer takes
-SLACK = 1.05  # beyond a range that repeats of the same load may lie
+MAX_SCV = 100.0  # the largest that the optimizer accepts
+SLACK = 1.05  # a value may exceed a range by this factor, as repeats of the same load do
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Means of one replica at one rate. Rates are per second, times ms.
+    """Predicted means of one replica at one rate. Rates are per second, times in ms.
 
-    `method`: the optimizer's method; None if it does not say. There are 95 % bounds if the
+    `method` is the optimizer's method; None if it does not say. There are 95 % bounds if the
     uncertainty of the performance data is known.
     """
 
@@ -41,7 +41,7 @@ class Prediction:
     itl_ms: float
     wait_ms: float
     utilization: float  # mean share of its places in use
-    max_rate_per_s: float  # within the targets, or of all places taken where none are given
+    max_rate_per_s: float  # within the targets; without any, the rate that takes all places
     method: str | None = None
     ttft_bounds_ms: tuple[float, float] | None = None
     itl_bounds_ms: tuple[float, float] | None = None
@@ -50,10 +50,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A prediction and the means measured, in ms. Errors are (predicted - measured) / measured.
+    """A prediction beside the measured means, in ms. Errors are (predicted - measured) / measured.
 
-    `input_tokens` and `output_tokens` are means of a request. `in_service`: by the prediction, how
-    many a request meets in service, itself included, as `fit_points.Point` counts.
+    `input_tokens` and `output_tokens` are means per request. `in_service` is the predicted number
+    of requests in service when one comes, itself included, as in `fit_points.Point`.
     """
 
     load: Workload
@@ -74,13 +74,13 @@ class Beside:
 
 
 class OptimizerApi:
-    """An optimizer over HTTP, stateless or not. One thread at a time."""
+    """An optimizer that is asked over HTTP. For one thread at a time."""
 
     def __init__(self, base: str) -> None:
         self._base = base.rstrip("/")
 
     def set_perf(self, perf: Mapping[str, Any]) -> None:
-        """Give it performance data to keep; needs a stateful one."""
+        """Post performance data for the optimizer to keep, for which it must be stateful."""
         self._post("/setModels", {"models": [perf]})
 
     def analyze(
@@ -90,8 +90,9 @@ class OptimizerApi:
         rate_per_s: float,
         out_scv: float | None = None,
     ) -> Prediction:
-        """`shape`: mean input and output tokens of a request. `out_scv`: variance of the latter
-        over their mean squared, which only a service curve takes into account."""
+        """Returns the prediction for a load. `shape` has the mean input and output tokens of a
+        request. `out_scv` is the squared coefficient of variation of output tokens, which only
+        service curves use."""
         asked = {"arrivalRate": rate_per_s * PER_MINUTE}
         if out_scv is not None and "serviceCurve" in perf:
             asked["outTokensScv"] = out_scv
@@ -101,7 +102,7 @@ class OptimizerApi:
     def ask(
         self, path: str, perf: Mapping[str, Any], shape: tuple[int, int], asked: Mapping[str, Any]
     ) -> Json:
-        """Returns the answer about one replica with this performance data."""
+        """Returns the optimizer's answer about one replica with this performance data."""
         in_tokens, out_tokens = shape
         speed = ("decodeParms", "prefillParms", "serviceCurve")
         replica = {
@@ -132,13 +133,13 @@ class OptimizerApi:
 
 
 def batch_at(perf: Mapping[str, Any], out_tokens: int) -> int:
-    """Returns the batch for answers of another length, as the optimizer scales it."""
+    """Returns the batch size for answers of another length, scaled as the optimizer does."""
     batch: int = perf["maxBatchSize"] * perf["atTokens"] // out_tokens
     return max(1, batch)
 
 
 def is_comparable(point: LoadPoint) -> bool:
-    """Poisson arrivals, with latencies to compare."""
+    """Returns whether a row had Poisson arrivals, and has latencies to compare."""
     load = point.load
     has_latencies = point.ttft is not None and point.itl is not None
     is_poisson = load.qps_distribution == "exponential" and load.arrival_scv is None
@@ -148,8 +149,8 @@ def is_comparable(point: LoadPoint) -> bool:
 def predict(
     optimizer: OptimizerApi, perf: Mapping[str, Any], points: Iterable[LoadPoint]
 ) -> list[Beside]:
-    """Returns every comparable load with the optimizer's prediction. Raises OptimizerUnusable. Rows
-    of the same load are pooled: the mean is over all their requests."""
+    """Returns every comparable load with the optimizer's prediction. Rows of the same load are
+    pooled: means are over all their requests. Raises OptimizerUnusable."""
     parts: dict[Workload, list[LoadPoint]] = {}
     for point in filter(is_comparable, points):
         parts.setdefault(point.load, []).append(point)
@@ -178,7 +179,7 @@ def _beside(optimizer: OptimizerApi, perf: Mapping[str, Any], parts: Sequence[Lo
 
 
 def outside(beside: Beside, validity: Validity) -> list[str]:
-    """Returns the quantities outside the range that the fit was measured in, with that range."""
+    """Returns the quantities that are outside the ranges measured for the fit, with these ranges."""
     asked = (
         ("prompt tokens", beside.input_tokens, validity.input_tokens),
         ("output tokens", beside.output_tokens, validity.output_tokens),
@@ -193,7 +194,7 @@ def outside(beside: Beside, validity: Validity) -> list[str]:
 
 
 def as_json(beside: Beside, validity: Validity | None) -> Json:
-    """`outside_measured`: None if it is not known what was measured."""
+    """Returns a comparison as JSON. `outside_measured` is null if `validity` is not known."""
     return {
         "load": asdict(beside.load),
         "prediction": asdict(beside.prediction),
@@ -206,7 +207,7 @@ def as_json(beside: Beside, validity: Validity | None) -> Json:
 
 
 def warning_lines(found: Iterable[Beside], validity: Validity | None) -> Iterator[str]:
-    """Returns text for people: which predictions extrapolate, and the optimizer's warnings."""
+    """Yields text for people: which predictions extrapolate, and the optimizer's warnings."""
     if validity is None:
         yield "warning: no fit.json beside the performance data says what was measured for it"
     for beside in found:
@@ -218,7 +219,7 @@ def warning_lines(found: Iterable[Beside], validity: Validity | None) -> Iterato
 
 
 def beside_lines(found: Iterable[Beside]) -> Iterator[str]:
-    """Returns a table of predicted and measured means: ITL and TTFT of each rate."""
+    """Yields a table of the predicted and measured mean TTFT and ITL at each rate."""
     yield "| | requests/s | predicted | measured | error |"
     yield "|---|---|---|---|---|"
     for beside in found:

@@ -1,5 +1,5 @@
-"""Sentences for terminal and report: what the figures of a row do not show, and the verdict on a
-run, the load up to which it kept its service levels. Pure: any thread.
+"""Sentences for terminal and report: remarks on what the figures of a row do not show, and the
+verdict on a run, which is the load up to which it met its service levels. Pure: any thread.
 """
 
 from collections import Counter
@@ -11,11 +11,11 @@ from benchmarking.analysis.in_flight import InFlight
 from benchmarking.analysis.latency import hidden_tokens, output_tokens, succeeded
 from benchmarking.records import INTERRUPTED, RequestRecord
 
-ATTAINMENT = 0.95  # share of requests within the levels, for a load to count as kept
+ATTAINMENT = 0.95  # a load meets the levels if at least this share of requests does
 
 
 def remarks(records: Sequence[RequestRecord]) -> Iterator[str]:
-    """`records`: all of the row, warm-up too."""
+    """Yields remarks on a row. `records` are all of its records, including the warm-up."""
     measured = [record for record in records if record.is_measured]
     for code, (count, message) in failures(measured).items():
         yield f"{count} failed with {code}: {message}"
@@ -35,7 +35,7 @@ def remarks(records: Sequence[RequestRecord]) -> Iterator[str]:
 
 
 def nothing_answered(records: Sequence[RequestRecord]) -> str:
-    """Returns why there are no figures; empty if a request completed, or none was sent."""
+    """Returns why there are no figures; empty if a request completed, or none has ended."""
     ended = [r for r in records if r.error is None or r.error.code != INTERRUPTED]
     if succeeded(ended) or not ended:
         return ""
@@ -47,7 +47,7 @@ def nothing_answered(records: Sequence[RequestRecord]) -> str:
 
 
 def failures(records: Sequence[RequestRecord]) -> dict[str, tuple[int, str]]:
-    """Returns the number of failures and the first message by code, in the order of codes."""
+    """Returns for each code the number of failures and the first message, in the order of codes."""
     failed = [failure for record in records if (failure := record.failure) is not None]
     counts = Counter(failure.code for failure in failed)
     first = {failure.code: failure.message for failure in reversed(failed)}
@@ -55,9 +55,9 @@ def failures(records: Sequence[RequestRecord]) -> dict[str, tuple[int, str]]:
 
 
 def verdict(points: Sequence[LoadPoint], slo: Slo) -> str:
-    """Returns one sentence; empty if no load was measured or no service level was given. If nothing
-    was answered, it says why, and no rate. Open loops are named by the rate they offered; without
-    any, closed loops by their answers."""
+    """Returns the verdict as one sentence; empty if nothing was measured or no service level was
+    given. If nothing was answered, it says why. It judges only open loops, if there are any, and
+    names loads by their offered rate."""
     if why := nothing_answered([record for point in points for record in point.all_records]):
         return f"{why[0].upper()}{why[1:]}"
     if slo == Slo():

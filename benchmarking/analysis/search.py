@@ -1,7 +1,7 @@
-"""The next load to try: sweeps to saturation, and searches for the highest rate within an SLO.
+"""Chooses the next load to try: sweeps to saturation, and searches for the highest rate in an SLO.
 
-Each plan is a generator: it yields a load, is sent the point that was measured, and returns its
-finding. It knows no network and no clock, so that it can be tested on any curve.
+Each plan is a generator: it yields a load, is sent the measured point, and at the end returns its
+result. It uses no network and no clock, so that it can be tested on any curve.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -13,25 +13,25 @@ from benchmarking.analysis.knee import Saturation, brings_no_more, saturation
 from benchmarking.records import Workload
 
 MAX_PROBES = 12
-STEP = 2.0  # between probes, until the limit lies between two
-TOLERANCE = 0.05  # relative gap of both, at which the search ends
-MIN_ARRIVALS = 10  # requests in an open loop; fewer say nothing
+STEP = 2.0  # factor between probes, until the limit lies between two of them
+TOLERANCE = 0.05  # relative gap of these two at which the search ends
+MIN_ARRIVALS = 10  # least requests of an open loop; fewer show nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Model and token counts of every request of a sweep."""
+    """The model and the token counts of every request of a sweep."""
 
     model: str
     input_tokens: int
     output_tokens: int
 
     def at_concurrency(self, concurrency: int, requests_each: int) -> Workload:
-        """A closed loop in which every user sends `requests_each`."""
+        """Returns a closed loop in which every user sends `requests_each` requests."""
         return self._load(concurrency * requests_each, concurrency, None)
 
     def at_rate(self, qps: float, duration_s: float) -> Workload:
-        """An open loop of Poisson arrivals for about `duration_s`, at least MIN_ARRIVALS."""
+        """Returns an open loop of Poisson arrivals for `duration_s`, or of MIN_ARRIVALS if more."""
         return self._load(max(MIN_ARRIVALS, round(qps * duration_s)), None, qps)
 
     def _load(self, num_requests: int, concurrency: int | None, qps: float | None) -> Workload:
@@ -48,7 +48,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class SweepEnd:
-    """`saturated`: where the sweep ended. `too_short`: rates below whose rows could not tell."""
+    """How a sweep ended: `saturated` is its last point, if the server was saturated there;
+    `too_short` are points at lower rates whose rows were too short to tell."""
 
     saturated: LoadPoint | None
     too_short: tuple[LoadPoint, ...] = ()
@@ -57,9 +58,8 @@ class SweepEnd:
 def sweep_concurrency(
     shape: Shape, max_concurrency: int, requests_each: int
 ) -> Generator[Workload, LoadPoint, SweepEnd]:
-    """1, 2, 4, ... users until more of them bring no more tokens, at most `max_concurrency`.
-
-    A server that is full with two users is asked on until the rows suffice for a fit."""
+    """Yields closed loops of 1, 2, 4, ... users, up to `max_concurrency` or until more users bring
+    no more tokens. It yields at least as many loops as a fit needs."""
     concurrency, previous, num_rows = 1, None, 0
     while concurrency <= max_concurrency:
         point = yield shape.at_concurrency(concurrency, requests_each)
@@ -76,12 +76,12 @@ def sweep_rate(
     shape: Shape, max_concurrency: int, shares: Sequence[float], duration_s: float
 ) -> Generator[Workload, LoadPoint, SweepEnd]:
     """Yields a closed loop of `max_concurrency` users, then open loops at ascending `shares` of its
-    rate, until requests come due faster than they are answered. Rows too short to tell end nothing.
-    """
+    rate, until requests come due faster than they are answered. A row that is too short to tell
+    does not end the sweep."""
     requests_each = 4
     closed = yield shape.at_concurrency(max_concurrency, requests_each)
     if closed.throughput_per_s == 0:
-        return SweepEnd(None)  # there is no rate to offer shares of
+        return SweepEnd(None)  # without a rate there are no shares to offer
     too_short: list[LoadPoint] = []
     for share in shares:
         point = yield shape.at_rate(share * closed.throughput_per_s, duration_s)
@@ -95,7 +95,8 @@ def sweep_rate(
 
 @dataclass(frozen=True, slots=True)
 class MaxLoad:
-    """`met`: at the highest rate found to keep its levels; `missed`: the lowest found not to."""
+    """`met` is the point at the highest rate found within the service levels, `missed` the one at
+    the lowest rate found beyond them."""
 
     met: LoadPoint | None
     missed: LoadPoint | None
@@ -107,9 +108,9 @@ def search_max_rate(
     start_qps: float,
     duration_s: float,
 ) -> Generator[Workload, LoadPoint, MaxLoad]:
-    """Goes from `start_qps` up or down by factors of STEP until the limit lies between two
-    probes, then halves that gap, on a logarithmic scale, down to TOLERANCE of the rate. Gives up
-    after MAX_PROBES, and below the rate that brings MIN_ARRIVALS in `duration_s`."""
+    """Yields open loops from `start_qps` up or down by factors of STEP, until the limit lies
+    between two probes. Then it halves the gap, on a logarithmic scale, down to TOLERANCE. Gives up
+    after MAX_PROBES, and below the rate of MIN_ARRIVALS in `duration_s`."""
     met: LoadPoint | None = None
     missed: LoadPoint | None = None
     qps = start_qps

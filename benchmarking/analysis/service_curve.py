@@ -1,8 +1,8 @@
-"""A service curve: what steps take, as the optimizer's `serviceCurve` has it.
+"""A service curve: the times of steps, as the optimizer's `serviceCurve` has them.
 
-A step of n rows that decode and p prompt tokens takes a(n) + c(n) p ms. A server may say its step
-costs itself (`read_speed`); of any other they follow from closed loops (`closed_loops`). Pure but
-for the URL that `read_speed` may be given: any thread.
+A step with n decoding rows and p prompt tokens takes a(n) + c(n) p ms. A server may report the
+times of its steps (`read_speed`); for others they follow from closed loops (`closed_loops`). Pure,
+except that `read_speed` may fetch a URL: any thread.
 """
 
 import json
@@ -23,7 +23,7 @@ from common.numerics import scipy
 
 MAX_SPEED_BYTES = 2**20
 BOUNDS = FetchBounds(connect_s=5.0, read_s=10.0, max_bytes=MAX_SPEED_BYTES)
-LEAST_ERROR = 0.002  # least relative error of a mean; clock and load allow no better
+LEAST_ERROR = 0.002  # least relative error of a mean that clocks and loads allow
 LEAST_MS = 1e-6  # least time of a step
 
 Row = tuple[
@@ -32,13 +32,13 @@ Row = tuple[
     Annotated[float, Field(ge=0, le=1e9)],
 ]
 
-PromptRow = tuple[  # rows are means of steps with about as many, and 0 where none decoded
+PromptRow = tuple[  # the mean rows of a group of steps; 0 if no rows decoded
     Annotated[float, Field(ge=0, le=65_536)],
-    Annotated[float, Field(ge=0, le=1e9)],  # 0: steps with prompts took no longer
+    Annotated[float, Field(ge=0, le=1e9)],  # 0 if steps with prompts took no longer
     Annotated[float, Field(ge=0, le=1e9)],
 ]
 
-StepCount = tuple[  # tokens drawn, how many steps drew as many, and their prompt tokens
+StepCount = tuple[  # tokens drawn, the number of steps that drew as many, and their prompt tokens
     Annotated[int, Field(ge=1, le=1_048_576)],
     Annotated[int, Field(ge=0)],
     Annotated[int, Field(ge=0)],
@@ -46,9 +46,9 @@ StepCount = tuple[  # tokens drawn, how many steps drew as many, and their promp
 
 
 class Speed(BaseModel):
-    """A server's report on its steps, in ms: `[rows, ms, standard error]` each.
+    """A server's report on the times of its steps, as lists of `[rows, ms, standard error]`.
 
-    `steps_s`: seconds of steps since its start; `steps_by_tokens`: what was in them."""
+    `steps_s` are the seconds of all steps since its start; `steps_by_tokens` counts these."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -85,16 +85,16 @@ Points = tuple[CurvePoint, ...]
 
 @dataclass(frozen=True, slots=True)
 class ServiceCurve:
-    """`source`: speed, or closed loops. `speed_error` is relative, and common to all times.
-    `overhead`: of a request before its first token, outside of steps, by requests in service;
-    `handling_ms`: of that, what requests that come at once wait for among themselves.
-    `slowness`: of moments on a run's clock in seconds, how many times as long everything takes from
-    there; that is for the requests of such moments, and no part of the curve."""
+    """Times of steps by rows. `source` is speed, or closed loops. `speed_error` is relative, and
+    common to all times. `overhead` is the time of a request outside of steps before its first
+    token, by requests in service; `handling_ms` is the part for which requests that come together
+    wait on each other. `slowness` has moments on a run's clock, in seconds, and the factor by which
+    everything is slower from then on; it is for a simulation, not part of the curve."""
 
-    decode: Points  # ms never fall
+    decode: Points  # times never fall
     prompt_token: Points
     source: str
-    overhead: Points | None = None  # None: not known
+    overhead: Points | None = None  # None if unknown
     handling_ms: float = 0.0
     speed_error: float = 0.0
     chunk_tokens: int | None = None
@@ -103,7 +103,7 @@ class ServiceCurve:
     slowness: tuple[tuple[float, float], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As the optimizer reads it."""
+        """Returns the curve as the optimizer reads it."""
         found = {
             "decodeMs": _as_json(self.decode),
             "promptTokenMs": _as_json(self.prompt_token),
@@ -117,10 +117,10 @@ class ServiceCurve:
         return {name: value for name, value in found.items() if value is not None}
 
     def of_requests(self, work_tokens: float, output_tokens: float) -> "ServiceCurve":
-        """Returns the curve of closed loops for requests of such lengths.
+        """Returns the curve of closed loops for requests of these lengths.
 
-        Longer prompts slow later decode steps, which attend to them, and not the prompt token's
-        own step: there it costs the same beside few rows and beside many.
+        Longer prompts slow down later decode steps, which attend to them. In its own step a prompt
+        token costs the same with few rows and with many.
         """
         first_ms = self.prompt_token[0].ms
 
@@ -137,7 +137,7 @@ class ServiceCurve:
         )
 
     def line(self) -> str:
-        """For people."""
+        """Returns the curve as text for people."""
         overhead = "unknown" if self.overhead is None else f"{_by_rows(self.overhead)} ms"
         return (
             f"serviceCurve (from {self.source}): ms of a step by rows {_by_rows(self.decode)}; "
@@ -148,8 +148,8 @@ class ServiceCurve:
 
 
 def read_speed(source: str) -> Speed:
-    """Reads step costs from a file, or of a server: `http://host:port/speed`, with `#model` behind
-    it where several are served. Raises InvalidResults."""
+    """Reads step times from a file, or from a server at `http://host:port/speed`, followed by
+    `#model` if it serves several. Raises InvalidResults."""
     source, _, model = source.partition("#")
     try:
         if source.startswith(("http://", "https://")):
@@ -165,7 +165,7 @@ def read_speed(source: str) -> Speed:
 
 
 def _of_model(said: Any, model: str) -> Any:
-    """Returns the costs of one model, of what a server says by their names. Raises ValueError."""
+    """Returns the report on one model, from a report on all by name. Raises ValueError."""
     if not isinstance(said, dict) or "decode_ms" in said:
         return said
     if not model and len(said) == 1:
@@ -176,7 +176,8 @@ def _of_model(said: Any, model: str) -> Any:
 
 
 def _by_whole_rows(rows: Iterable[PromptRow]) -> list[CurvePoint]:
-    """Points at whole numbers of rows, from 1: those that fall together weigh by their errors."""
+    """Returns points at whole numbers of rows, at least 1. Rows that round to the same number are
+    averaged, weighted by their errors."""
     together: dict[int, list[PromptRow]] = defaultdict(list)
     for row in sorted(rows):
         together[max(1, round(row[0]))].append(row)
@@ -194,12 +195,12 @@ def _by_whole_rows(rows: Iterable[PromptRow]) -> list[CurvePoint]:
 
 
 def at(points: Sequence[CurvePoint], rows: float) -> float:
-    """Returns the time between two points on a straight line; beyond them, that of the nearest."""
+    """Returns the time at `rows`, interpolated linearly; beyond the points, that of the nearest."""
     return float(np.interp(rows, [point.rows for point in points], [point.ms for point in points]))
 
 
 def _by_rows(points: Points) -> str:
-    """For people."""
+    """Returns points as text for people."""
     return ", ".join(f"{p.rows:.3g}: {p.ms:.3g} ± {p.standard_error:.2g}" for p in points)
 
 

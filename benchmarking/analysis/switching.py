@@ -1,7 +1,7 @@
 """Switching times: how long a bundle takes to bring another model into fast memory.
 
-The server's own word stands beside an estimate from its times to first token by the documented
-rule. Both are pure functions, over a run whose rows visit the models along `rotation`.
+There are the times that the server reports, and an estimate from its times to first token by the
+documented rule. Both are pure, for a run whose rows visit the models in the order of `rotation`.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from benchmarking.analysis.latency import succeeded
 from benchmarking.records import RequestRecord, Run
 
 SIGMAS = 3.0
-# A spread of almost nothing would make every whim of the clock a switch.
+# With almost no spread, any jitter of the clock would count as a switch.
 MIN_SWITCH_S = 0.005
 MIN_SWITCH_SHARE = 0.1  # share of the mean time to first token
 
 
 def three_sigma_s(ttfts_s: Sequence[float | None]) -> float | None:
-    """The first request's excess over the others, if that is more than three of their sigmas.
+    """Returns how much longer the first request took than the others' mean, if that is a switch.
 
-    `ttfts_s`: the server's times to first token of one row, in the order of sending. None where
-    one of them is missing, where there are no others, and where the excess is no switch: within
-    3 sigmas, below 5 ms or below a tenth of the others' mean. Fewer than two others have no
-    spread. Sound for one request at a time: several first requests share a switch and hide it.
+    `ttfts_s` are the server's times to first token of one row, in the order of sending. Returns
+    None if one is missing, if there are no others, or if the excess is at most 3 sigmas of the
+    others, 5 ms or a tenth of their mean. A single other has no sigma. The rule is sound only for
+    one request at a time: several first requests would share the switch and hide it.
     """
     known_s = [ttft_s for ttft_s in ttfts_s if ttft_s is not None]
     if len(known_s) < len(ttfts_s) or len(known_s) < 2:
@@ -38,7 +38,7 @@ def three_sigma_s(ttfts_s: Sequence[float | None]) -> float | None:
 
 
 def group_by_ttft(ttfts_s: Sequence[float]) -> list[tuple[float, int]]:
-    """Returns (time to first token, how many neighbours share it exactly), in the given order."""
+    """Returns groups of consecutive equal times to first token: the time, and the group's size."""
     groups: list[tuple[float, int]] = []
     for ttft_s in ttfts_s:
         if groups and groups[-1][0] == ttft_s:
@@ -49,16 +49,16 @@ def group_by_ttft(ttfts_s: Sequence[float]) -> list[tuple[float, int]]:
 
 
 def batch_of(group_size: int) -> int:
-    """Returns the batch that a group of this size ran in: the next power of two."""
+    """Returns the batch in which a group of this size ran: the next power of two."""
     return 1 << (group_size - 1).bit_length()
 
 
 def rotation(models: Sequence[str], laps: int = 1, draw: Random | None = None) -> list[str]:
-    """Visits in an order that goes from every model to every other one exactly `laps` times.
+    """Returns an order of visits that goes from each model to each other one exactly `laps` times.
 
-    The first visit to each model is warm-up: the models come once each before the plan begins.
-    An Eulerian circuit through the complete directed graph (Hierholzer, 1873); `draw` shuffles it,
-    so that slow changes of the machine do not fall on the same pairs of models.
+    Before that, each model is visited once as a warm-up. The order is an Eulerian circuit through
+    the complete directed graph (Hierholzer, 1873). `draw` shuffles it, so that slow changes of the
+    machine do not affect the same pairs of models.
     """
     remaining = {x: [y for y in reversed(models) if y != x] * laps for x in models}
     if draw is not None:
@@ -75,7 +75,7 @@ def rotation(models: Sequence[str], laps: int = 1, draw: Random | None = None) -
 
 @dataclass(slots=True)
 class Switches:
-    """Switching times from one model to another, in seconds; 0: no switch was noticed."""
+    """Switching times from one model to another, in seconds; 0 if no switch was noticed."""
 
     by_server_s: list[float] = field(default_factory=list)
     by_estimate_s: list[float] = field(default_factory=list)
@@ -85,10 +85,10 @@ Matrix = dict[tuple[str, str], Switches]  # keys: (from model, to model)
 
 
 def switching_matrix(run: Run) -> Matrix:
-    """Returns the switching times of all rows of `run`, in the order they ran.
+    """Returns the switching times of the rows of `run`, in the order in which they ran.
 
-    The first visit to a model is its warm-up and says nothing, nor does a row without an answer.
-    The warm-up requests of later visits count: the first of them waits for the switch.
+    The first visit to a model is its warm-up and does not count, nor does a row without an answer.
+    The warm-up requests of later visits count, because the first of them waits for the switch.
     """
     matrix: Matrix = {}
     visited: set[str] = set()

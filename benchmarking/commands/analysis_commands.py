@@ -1,4 +1,4 @@
-"""The commands that only read what was measured: fit, predict, compare, report."""
+"""The commands that only read measurements: fit, predict, compare, report."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def fit_run(
 ) -> None:
     """Fit alpha, beta, gamma and delta to the sweep in FOLDER, and a service curve.
 
-    The curve is of --speed, else of closed loops of three or more numbers of users. Writes
+    The curve comes from --speed, or from closed loops with three or more numbers of users. Writes
     fit.json, perf.json and fit.svg there; --optimizer also posts the result.
     """
     run = open_run(folder)
@@ -74,8 +74,8 @@ def fit_run(
 def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
     """Compare the optimizer's predictions with the measurements in FOLDER.
 
-    TTFT and ITL of every Poisson load, also in FOLDER/predict.json. What lies outside the
-    measurements of the fit beside the performance data is named.
+    Shows TTFT and ITL of every Poisson load, and writes them to FOLDER/predict.json. Warns of loads
+    outside the ranges that were measured for the fit.
     """
     path = perf or folder / PERF_FILE
     data = read_perf(path)
@@ -100,7 +100,8 @@ def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
 def compare_runs(before: Path, after: Path) -> None:
     """Compare two runs.
 
-    For each load of both, with 95 % intervals. Exit status 1 if anything is worse.
+    Shows the changes of each load that both have, with 95 % intervals. Exit status 1 if anything is
+    worse.
     """
     first, second = open_run(before), open_run(after)
     changes = compare(first, second)

@@ -1,5 +1,5 @@
-"""`python -m benchmarking`: the commands. They end with 0 when all went well, 1 when a row or a
-request failed, 2 when nothing could be done, 130 after Ctrl-C.
+"""`python -m benchmarking`: the commands. Exit status is 0 if all went well, 1 if a row or request
+failed, 2 if nothing could be done, 130 after Ctrl-C.
 """
 
 import sys
@@ -36,7 +36,7 @@ from benchmarking.settings import load_settings
 
 
 class Commands(click.Group):
-    """Renders our errors, once, for every command; an address in its place is to be measured."""
+    """Shows the errors of all commands. A URL in place of a command is measured."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0].startswith(("http://", "https://")):

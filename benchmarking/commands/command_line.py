@@ -1,4 +1,4 @@
-"""Shared by all commands: exit statuses, arguments, reading a run, and Ctrl-C."""
+"""What commands share: exit statuses, types of arguments, reading a run, and Ctrl-C."""
 
 import math
 import re
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class FiniteRange(click.FloatRange):
-    """click takes nan for a number within any range."""
+    """A range that refuses nan, which click takes for a number within any range."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, context: click.Context | None
@@ -39,7 +39,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Checked(click.ParamType[Any]):
-    """Returns `check(value)`. The value may be a secret, so no message may hold a part of it."""
+    """Converts a value with `check`. It may be a secret, so no message may have a part of it."""
 
     def __init__(self, name: str, check: Callable[[str], Any]) -> None:
         self.name = name
@@ -82,7 +82,7 @@ def shown_argv() -> list[str]:
 
 
 def slo_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Upper bounds for each request; those not given bound nothing. The command gets an `Slo`."""
+    """Adds options for upper bounds on each request's latencies. The command gets an `Slo`."""
 
     @wraps(command)
     def with_slo(**given: Any) -> None:
@@ -95,12 +95,12 @@ def slo_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def open_run(folder: Path) -> Run:
-    """Returns our own run, or one that only documented files describe. Raises InvalidResults."""
+    """Returns the run in a folder, be it only in the documented files. Raises InvalidResults."""
     return read_run(folder) if (folder / RUN_FILE).exists() else imported_run(folder)
 
 
 def until_interrupted(work: Callable[[], T], stop: Event) -> T:
-    """Do `work` in another thread. Ctrl-C or SIGTERM sets `stop`: `work` then ends by itself."""
+    """Runs `work` in another thread. Ctrl-C or SIGTERM sets `stop`, upon which `work` must end."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(work)
@@ -115,7 +115,7 @@ def until_interrupted(work: Callable[[], T], stop: Event) -> T:
 
 
 def exit_status(run: Run) -> int:
-    """Returns whether every row ran and every request completed."""
+    """Returns OK if every row ran and every request completed, else FAILURES."""
     has_failures = (
         bool(run.config.get("refused_rows"))
         or any(row.error is not None for row in run.rows)

@@ -1,4 +1,4 @@
-"""The commands that take their loads from their arguments, and mostly from what they measure."""
+"""The commands that measure. They take loads from their arguments, or from what they measured."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Arguments that all of these commands take."""
+    """The arguments that all of these commands take."""
 
     output_dir: Path
     tokenizer: str
@@ -71,8 +71,8 @@ class Asked:
     headers: Headers
 
     def as_in(self, earlier: Run) -> "Asked":
-        """Returns these with what of an earlier run prompts depend on, unless the command line
-        says otherwise. Runs of documented files do not say how they counted tokens."""
+        """Returns the arguments with the seed and tokenizer of an earlier run, unless the command
+        line gives them. Runs from documented files do not say how they counted tokens."""
         known: dict[str, Any] = {"seed": earlier.seed}
         if earlier.environment != UNKNOWN:
             known["tokenizer"] = earlier.environment.tokenizer
@@ -85,10 +85,10 @@ class Asked:
         base: str | None = None,
         num_rows: int | None = None,
     ) -> T:
-        """Do `work` with a driver until it ends or the user stops it; says where the files are.
+        """Does `work` with a driver until it ends or the user stops it, and says where files are.
 
-        `base`: the server's address in place of BENCHMARK_API_BASE. `num_rows`: the most there can
-        be, if that is known. Raises TargetUnusable when the server does not serve one of `models`.
+        `base` replaces BENCHMARK_API_BASE. `num_rows` is the largest possible number, if known.
+        Raises TargetUnusable if the server does not serve all `models`.
         """
         models, target = list(models), self.target_at(base)
         if faults := unserved(target, models):
@@ -116,8 +116,8 @@ class Asked:
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of `Asked`, which the command gets. The address and the key come from
-    BENCHMARK_API_BASE and _KEY."""
+    """Adds the options of `Asked`, which the command gets. The server's address and key come from
+    BENCHMARK_API_BASE and BENCHMARK_API_KEY."""
 
     @wraps(command)
     def with_asked(
@@ -176,8 +176,8 @@ def sweep(
 ) -> None:
     """Raise the load until the server is saturated, and find the knee.
 
-    By concurrency: 1, 2, 4, ... users. By rate: shares of what --max-concurrency users get, as
-    Poisson arrivals.
+    By concurrency, it tries 1, 2, 4, ... users. By rate, it tries Poisson arrivals at shares of the
+    rate that --max-concurrency users reach.
     """
 
     ends: dict[int, SweepEnd | None] = {}
@@ -220,8 +220,8 @@ def capacity(
 ) -> None:
     """Find the highest rate that meets the SLOs.
 
-    It is the highest rate at which a share of --attainment keeps them; a request that fails keeps
-    none. Exit status 1 when no rate does, or no rate does not.
+    A rate meets them if at least the share --attainment of its requests does; a request that fails
+    does not. Exit status 1 if no rate meets them, or every rate does.
     """
 
     def is_met(point: LoadPoint) -> bool:
@@ -250,8 +250,8 @@ def custom(
 ) -> None:
     """Send your own prompts, each once.
 
-    A line is {"prompt": "..."}, with "image_path" if there is a picture. The warm-up sends others
-    of about their length, so that no cache knows yours.
+    A line is {"prompt": "..."}, with "image_path" if there is a picture. The warm-up sends other
+    prompts of about the same length, so that no cache has yours.
     """
     load = load_of(prompts, model, output_tokens, concurrency)
     point = asked.measure([model], lambda driver: driver.measure(load, save_texts), num_rows=1)
@@ -278,8 +278,9 @@ def switching(
 ) -> None:
     """Measure how long switching between MODELS takes.
 
-    From each to each other, with one request at a time: the first of a visit waits for the switch,
-    the others show what is usual. The first visit to each model is warm-up.
+    It switches from each model to each other one, and sends one request at a time. The first
+    request of a visit waits for the switch; the others show the usual time. The first visit to each
+    model is warm-up.
     """
     if len(set(models)) < 2:
         raise click.UsageError("name at least two models to switch between")
@@ -303,7 +304,7 @@ def switching(
 @click.argument("folder", type=RESULTS_FOLDER)
 @asking
 def repeat(folder: Path, asked: Asked) -> None:
-    """Measure the loads of FOLDER again, for a comparison: with its seed and tokenizer."""
+    """Measure the loads of FOLDER again with its seed and tokenizer, for a comparison."""
     run = open_run(folder)
     loads = [row.load for row in run.rows]
     models = [load.model for load in loads]

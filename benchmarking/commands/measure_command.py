@@ -52,7 +52,7 @@ def measure(
     asked: Asked,
     **lengths: Any,
 ) -> None:
-    """Measure the server at URL, for example http://127.0.0.1:8000/v1. Same as URL alone.
+    """Measure the server at URL, for example http://127.0.0.1:8000/v1. URL alone does the same.
 
     A closed loop finds the server's capacity, then open loops at shares of it show the latencies
     that users see. The report begins with a verdict on the SLOs (default: TTFT 500 ms, ITL 50 ms).
@@ -87,13 +87,13 @@ def measure(
         write_whole(page, report_html(run, slo, before=earlier))
     click.echo(f"report in {page}")
     click.echo(verdict(load_points(run), slo) or "nothing was measured")
-    # Loads near the capacity may be refused in part: that is measured, and no failure of the run.
+    # Refusals near the capacity are measurements. The run has failed only if all requests did.
     sys.exit(OK if any(record.failure is None for record in run.records) else FAILURES)
 
 
 def _check_options(like: Path, loads: Sequence[Workload], seed: int) -> None:
-    """Raises InvalidResults where no loads were measured, and click.UsageError for an option of
-    the command line that asks for others."""
+    """Raises InvalidResults if no loads were measured, and click.UsageError if an option on the
+    command line asks for other loads."""
     if not loads:
         raise InvalidResults(f"{like} holds no row that was measured; give --like another run")
     options = click.get_current_context().params
@@ -115,7 +115,7 @@ def _check_options(like: Path, loads: Sequence[Workload], seed: int) -> None:
 
 
 def _seconds(load: Workload, asked: float) -> float:
-    """Returns how long an open loop was to last: `asked` if that leads to as many requests."""
+    """Returns how long an open loop was meant to last: `asked`, if that gives as many requests."""
     assert load.qps is not None
     shape = Shape(load.model, load.input_tokens, load.output_tokens)
     if shape.at_rate(load.qps, asked).num_requests == load.num_requests:

@@ -1,7 +1,7 @@
 """Reads streamed answers byte by byte, in the two formats that targets send.
 
-An answer is fed the body as it arrives, each piece with the time it was read, and remembers the
-text with those times. It belongs to one request in the load process. Knows nothing of HTTP.
+An answer is fed with the body as it arrives, each piece with the time when it was read, and keeps
+the texts with these times. It belongs to one request in the load process, and knows no HTTP.
 """
 
 import codecs
@@ -15,7 +15,7 @@ MAX_SHOWN_CHARS = 200
 
 
 class AnswerFault(Exception):
-    """The stream is not what was asked for. `code` as in `records.RequestError`."""
+    """The answer is faulty. `code` is as in `records.RequestError`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -23,24 +23,24 @@ class AnswerFault(Exception):
 
 
 class StreamReader(Protocol):
-    chunk_s: list[float]  # one for each event that carried text
+    chunk_s: list[float]  # a time for each event with text
     chunk_texts: list[str]
     usage: dict[str, Any] | None
     finish_reason: str | None
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """A piece of the body. Raises AnswerFault."""
+        """Take a piece of the body. Raises AnswerFault."""
 
     def finish(self) -> None:
-        """The body ended as HTTP says it should. Raises AnswerFault if something is missing."""
+        """Note that the body has ended, by HTTP's rules. Raises AnswerFault if it is incomplete."""
 
 
 class ChatStream:
     """Server-sent events of an OpenAI-compatible chat completion, in the dialects of many servers.
 
-    Only text counts as an event, wherever it stands: beside a finish reason or usage too. Events
-    with a role or an empty text do not, nor do pings and others that say nothing of the answer.
-    `model` is who answers, by the server's word.
+    Only events with text count, even if they also have a finish reason or usage. Events with only a
+    role or an empty text do not count, nor do pings and others that are not part of the answer.
+    `model` is the model that answers, according to the server.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class ChatStream:
         self.finish_reason: str | None = None
         self._events = EventStream()
         self._is_done = False
-        self._start: bytes | None = b""  # beginning of a body until its first event
+        self._start: bytes | None = b""  # the beginning of the body, until its first event
         self._now_s = 0.0
 
     def feed(self, data: bytes, now_s: float) -> None:
@@ -104,12 +104,12 @@ class ChatStream:
         for said in (thought, delta.get("content")):
             if text := "".join(_texts(said)):
                 self.chunk_s.append(now_s)
-                # Half a surrogate pair, which JSON allows, is no text that can be kept.
+                # JSON may have half a surrogate pair, which cannot be encoded.
                 self.chunk_texts.append(text.encode(errors="replace").decode())
 
 
 class TextAnswer:
-    """The bare text of Hearth's native routes. It brings no usage and no finish reason."""
+    """The plain text of Hearth's native routes, without usage and finish reason."""
 
     def __init__(self) -> None:
         self.chunk_s: list[float] = []
@@ -124,12 +124,12 @@ class TextAnswer:
             self.chunk_texts.append(text)
 
     def finish(self) -> None:
-        """Bare text is never incomplete."""
+        """Does nothing: plain text is never incomplete."""
 
 
 def error_text(body: bytes, location: str = "") -> str:
-    """The message of an error answer: OpenAI's and Hearth's form, else the body itself. `location`:
-    of a redirect. Nobody follows one, as a key would go along."""
+    """Returns the message of an error in OpenAI's or Hearth's form, else the body. `location` is
+    that of a redirect, which is not followed, because the key would be sent along."""
     if location:
         return _shown(f"redirects to {location}; give the address of the server itself")
     try:
@@ -140,7 +140,7 @@ def error_text(body: bytes, location: str = "") -> str:
 
 
 def _error_in(name: str, event: dict[str, Any]) -> Any:
-    """Returns the error in an event, in whichever format; None if there is none."""
+    """Returns the error of an event in any known format; None if it has none."""
     is_error = "error" in (name, event.get("object"), event.get("type"))
     return event.get("error") or (event if is_error else None)
 
@@ -156,7 +156,7 @@ def _shown(said: str) -> str:
 
 
 def _texts(said: object) -> Iterator[str]:
-    """The text of `content`: a string, or parts that each have some."""
+    """Yields the texts of `content`, which is a string or a list of parts with text."""
     if isinstance(said, str):
         yield said
     elif isinstance(said, list):

@@ -1,7 +1,7 @@
-"""Sends one HTTP request on its own connection, and records when everything comes back.
+"""Sends one HTTP request on its own connection, and records when each part of the answer comes.
 
-An asyncio protocol over llhttp, because the client must cost next to nothing beside the server:
-every read is stamped before it is parsed. Runs in the load process's event loop only.
+It is an asyncio protocol over llhttp, because the client must cost next to nothing compared to the
+server. It takes the time of a read before it parses the data. Event loop of the load process only.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Host and port to connect to. A certificate must bear `host`."""
+    """Host and port to connect to. A certificate must be for `host`."""
 
     host: str
     port: int
@@ -45,8 +45,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a request: its time, its HTTP status (None: no answer), and its error.
-    `retry_after_s`: how long to wait before asking again, where the server says so."""
+    """The end of a request: its time, its HTTP status (None without an answer), and its error.
+    `retry_after_s` is how long to wait before sending it again, if the server says so."""
 
     end_s: float
     status: int | None
@@ -55,7 +55,7 @@ class Outcome:
 
 
 class StreamClient(asyncio.Protocol):
-    """Sends `request` and feeds `answer` until either end says it is over: then `ended` is set."""
+    """Sends `request` and feeds `answer` with the response. Sets `ended` when either side ends."""
 
     def __init__(self, request: bytes, answer: StreamReader, clock: Clock) -> None:
         self.status: int | None = None
@@ -120,7 +120,7 @@ class StreamClient(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self.status is not None and self.status < 200:
-            self.status = None  # the answer itself is still to come
+            self.status = None  # an interim response; the answer itself is still to come
             return
         if self.status != 200:
             said = error_text(self._error_body, self.headers.get("location", ""))
@@ -137,7 +137,7 @@ class StreamClient(asyncio.Protocol):
             self._transport.abort()
 
     def _end(self, error: RequestError | None) -> None:
-        """The first end counts."""
+        """End the request, unless it has ended already."""
         if not self.ended.done():
             self.error = error
             self.ended.set_result(self._clock())
@@ -154,7 +154,7 @@ class Peer:
         self._tls = ssl.create_default_context() if address.is_tls else None
 
     async def send(self, request: bytes, answer: StreamReader) -> Outcome:
-        """Never raises: whatever goes wrong is the outcome, also when the task is cancelled."""
+        """Sends a request. Never raises: errors and cancellation are part of the outcome."""
         client = StreamClient(request, answer, self._clock)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -180,8 +180,8 @@ class Peer:
 
 
 def retry_after_s(said: str, now_s: float) -> float | None:
-    """Returns the seconds of a `Retry-After`, a number or a date; None if it is neither. `now_s`:
-    Unix seconds."""
+    """Returns the seconds of a `Retry-After`, which is a number or a date; None if it is neither.
+    `now_s` is in seconds since 1970."""
     try:
         wait_s = float(said)
     except ValueError:
@@ -193,7 +193,7 @@ def retry_after_s(said: str, now_s: float) -> float | None:
 
 
 def _reachable_host(address: Address) -> str:
-    """Returns the name's first address that accepts a connection; the name if none does."""
+    """Returns the host's first address that accepts a connection; the host if none does."""
     try:
         with socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S) as probe:
             return str(probe.getpeername()[0])

@@ -1,11 +1,11 @@
-"""Parses server-sent events, however the bytes were cut. Does not know what they mean.
+"""Parses server-sent events from bytes that may be cut anywhere, without interpreting them.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from collections.abc import Iterator
 
-MAX_EVENT_BYTES = 4 * 2**20  # a whole long answer in one event has less
+MAX_EVENT_BYTES = 4 * 2**20  # more than a long answer in one event
 
 
 class EventTooLong(Exception):
@@ -13,8 +13,8 @@ class EventTooLong(Exception):
 
 
 class EventStream:
-    """Turns bytes into events. One thread. Lines end with LF, CRLF or CR. The `data` lines of an
-    event are joined by LF, and an empty line ends it; an event without data says nothing."""
+    """Turns bytes into events. For one thread. Lines end with LF, CRLF or CR. The `data` lines of
+    an event are joined by LF, and an empty line ends it. Events without data are dropped."""
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -25,8 +25,8 @@ class EventStream:
         self._is_first = True
 
     def feed(self, data: bytes) -> Iterator[tuple[str, str]]:
-        """Yields the name (mostly empty) and the data of each event that ends in these bytes.
-        Raises EventTooLong."""
+        """Yields the name (often empty) and the data of each event that ends in these bytes. Raises
+        EventTooLong."""
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]  # the second half of a CRLF
             self._after_cr = False
@@ -40,7 +40,7 @@ class EventStream:
                 yield from self._take_line()
 
     def finish(self) -> Iterator[tuple[str, str]]:
-        """Yields the last event of a server that leaves out the empty line after it."""
+        """Yields the last event if the server left out the empty line after it."""
         if self._line:
             yield from self._take_line()
         yield from self._end_event()

@@ -1,8 +1,8 @@
-"""Honest load: a closed or an open loop of requests, in one event loop that watches itself.
+"""Sends the load: a closed or an open loop of requests, in an event loop that measures its delays.
 
-A closed loop keeps `concurrency` requests in flight: whoever has its answer takes the next request.
-An open loop sends on an absolute schedule that waits for no answer, and a late request keeps the
-time it was due. Runs in the load process; what it is given and returns is pickled.
+A closed loop keeps `concurrency` requests in flight: a user with an answer takes the next request.
+An open loop sends on an absolute schedule without waiting for answers; a request that is sent late
+still counts from when it was due. Runs in the load process; arguments and results are pickled.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from benchmarking.records import ClientOverhead, RequestError, failure_of
 PROGRESS_PERIOD_S = 0.25
 LAG_PERIOD_S = 0.05
 TOO_MANY_REQUESTS = 429
-MIN_WAIT_S = 0.1  # before a request is sent again, whatever the server says
+MIN_WAIT_S = 0.1  # least wait before a request is sent again, even if the server asks for less
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoadJob:
-    """Requests ready to be sent, and when. Holds the key, so it is shown nowhere.
+    """Requests that are ready to be sent, and their times. It has the key, so it is not shown.
 
-    Without `due_s` it is a closed loop of `concurrency`, whose users wait `think_s` before the next
-    request. Times count from `origin_s` of `time.monotonic`; due times from the start of the job.
-    After `row_timeout_s` nothing new is sent, and no request may take longer than
+    Without `due_s` it is a closed loop of `concurrency` users, who wait for `think_s` before the
+    next request. Times count from `origin_s` of `time.monotonic`, but due times from the start of
+    the job. After `row_timeout_s` no further request is sent, and no request may take longer than
     `request_timeout_s`.
     """
 
@@ -68,8 +68,8 @@ class TimedExchange:
 
 @dataclass(slots=True)
 class Progress:
-    """A row so far, with its warm-up. `began_s` of `time.monotonic`; the last four are sums over
-    the requests that were answered with text, so that nothing is added up per token."""
+    """The progress of a row, with its warm-up. `began_s` is on `time.monotonic`. The last four
+    fields are sums over completed requests, so that no work is done per token."""
 
     num_requests: int
     began_s: float
@@ -78,8 +78,8 @@ class Progress:
     num_in_flight: int = 0
     num_answered: int = 0
     output_tokens: int = 0
-    first_token_s: float = 0.0  # from the time each was due
-    decode_s: float = 0.0  # from its first token to its last
+    first_token_s: float = 0.0  # seconds from when each was due to its first token
+    decode_s: float = 0.0  # seconds from the first token of each to its last
 
     def add(self, exchange: TimedExchange) -> None:
         """Count a request that has ended."""
@@ -97,7 +97,7 @@ class Progress:
 
 @dataclass(slots=True)
 class LoadResult:
-    """Records of the requests in the order they ended, and the sender's own cost."""
+    """The requests in the order in which they ended, and the sender's own cost."""
 
     exchanges: list[TimedExchange] = field(default_factory=list)
     overhead: ClientOverhead | None = None
@@ -106,7 +106,7 @@ class LoadResult:
 async def apply_load(
     job: LoadJob, stop: asyncio.Event, on_progress: Callable[[Progress], None]
 ) -> LoadResult:
-    """Send until all is sent or `stop` is set, which cuts off what is in flight."""
+    """Sends all requests. If `stop` is set, sends no more, and cuts off those in flight."""
     sender = _Sender(job)
     loop = _open_loop(job, sender) if job.due_s else _closed_loop(job, sender)
     watch = _Watch(lambda: on_progress(sender.progress))
@@ -150,7 +150,7 @@ async def _open_loop(job: LoadJob, sender: "_Sender") -> None:
 
 
 class _Sender:
-    """Sends requests and keeps what came of them. Event loop only."""
+    """Sends requests and keeps their results. Event loop only."""
 
     def __init__(self, job: LoadJob) -> None:
         self.progress = Progress(len(job.requests), time.monotonic())
@@ -205,10 +205,10 @@ class _Sender:
         self.progress.add(exchange)
 
     async def _send_when_let(self, number: int) -> tuple[StreamReader, float, Outcome, int]:
-        """Returns the answer, when its request was sent, its end, and how often it had to wait.
+        """Sends a request. Returns its answer, time of sending, outcome, and number of waits.
 
-        A server with a limit answers 429 with a time to retry. The request is sent again for as
-        long as it may take and the row may send; then the refusal counts.
+        A server with a limit answers 429 with a time to retry. The request is sent again until its
+        own or the row's timeout would pass; then the refusal counts.
         """
         until_s = min(self.now_s() + self._job.request_timeout_s, self._deadline_s)
         num_waits = 0
@@ -230,8 +230,8 @@ class _Sender:
 
 
 class _Watch:
-    """Reports progress while the load runs, and measures the client's own cost. A late timer shows
-    how late a request may be sent and a token be stamped."""
+    """Reports progress while the load runs, and measures the client's own cost. The delay of timers
+    shows how late requests may be sent, and arrivals of tokens noticed."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell

@@ -1,6 +1,5 @@
-"""Prompts of the user's own: a JSONL file of `{"prompt": "...", "image_path": "..."}`, one a line.
-
-`image_path` may be left out. It is a local file, relative to the working directory.
+"""Reads the user's own prompts from a JSONL file: one `{"prompt": "...", "image_path": "..."}` per
+line. `image_path` may be left out. It is a local file, relative to the working directory.
 """
 
 from base64 import b64encode
@@ -47,7 +46,7 @@ def own_prompts(path: Path, tokenizer: Tokenizer) -> list[Prompt]:
 
 
 def _lines(path: Path) -> dict[int, Line]:
-    """Returns the lines by their numbers in the file; empty lines are left out."""
+    """Returns the lines by their numbers in the file, without empty lines."""
     lines: dict[int, Line] = {}
     faults: list[str] = []
     try:

@@ -1,4 +1,4 @@
-"""Asks a server before the first row for its models, and how many requests it serves at once."""
+"""Asks a server, before the first row, for its models and how many requests it serves at once."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,13 +18,13 @@ OPTIONAL = frozenset({"ignore_eos", "stream_options"})  # fields that not every 
 OLD_LIMIT, NEW_LIMIT = "max_tokens", "max_completion_tokens"
 PROBE, PROBE_TOKENS = Prompt("probe", "Say hello.", 1), 16
 PROBE_TIMEOUT_S = 120.0  # the model may have to be loaded
-MAX_TRIES = 4  # each leaves out or renames at least one of three
+MAX_TRIES = 4  # each try after the first leaves out or renames one or more of three fields
 MAX_REFUSAL_BYTES = 65_536
 REMEDIES = {401: "set BENCHMARK_API_KEY", 403: "set another BENCHMARK_API_KEY"}
 
 
 def only_model(target: Endpoint) -> str:
-    """Returns the model that the server lists first. Raises TargetUnusable where it lists none."""
+    """Returns the model that the server lists first. Raises TargetUnusable if it lists none."""
     unserved(target, ())
     served = _listed(_get(target, target.route("/models")))
     if not served:
@@ -37,8 +37,8 @@ def only_model(target: Endpoint) -> str:
 
 
 def unserved(target: Endpoint, models: Iterable[str]) -> dict[str, str]:
-    """Returns those of `models` that the server does not list, each with a message. A server that
-    lists none is taken to serve all. Raises TargetUnusable if no server answers."""
+    """Returns the `models` that the server does not list, each with a message. A server that lists
+    no models counts as serving all. Raises TargetUnusable if no server answers."""
     url = target.route("/models")
     try:
         answer = _get(target, url)
@@ -61,7 +61,7 @@ def unserved(target: Endpoint, models: Iterable[str]) -> dict[str, str]:
 
 
 def user_rows(target: Endpoint) -> int | None:
-    """Returns the number of user rows by Hearth's `/ready`; None for other servers."""
+    """Returns the number of user rows that Hearth's `/ready` reports; None for other servers."""
     try:
         said = _get(target, target.beside("/ready")).json()["user_rows"]
     except (FetchFailed, ValueError, LookupError, TypeError, RecursionError):
@@ -77,10 +77,10 @@ def _listed(answer: Fetched) -> list[str]:
 
 
 def agreed(target: Endpoint, model: str, tell: Callable[[str], None]) -> Endpoint:
-    """Returns the target without, or with other names for, body fields that it refuses.
+    """Returns the target with the body fields that it refuses left out or renamed.
 
-    One short request is sent again without the fields that the refusal names, or, if it names none,
-    without all of OPTIONAL. A refusal that stays is left to the rows to record.
+    It sends one short request, and sends it again without the optional fields that the refusal
+    names, or without all of them if it names none. If the server still refuses, the rows record it.
     """
     if target.kind != "openai":
         return target
@@ -109,7 +109,7 @@ def agreed(target: Endpoint, model: str, tell: Callable[[str], None]) -> Endpoin
 def _refusal(target: Endpoint, model: str, body: Body) -> str | None:
     """Returns the answer of a server that refuses a body; None if it accepts the body."""
     with requests.Session() as session:
-        session.trust_env = False  # as the tokenizer asks
+        session.trust_env = False  # as for `ServerTokenizer`
         answer = session.post(
             target.completions(model),
             json=body,

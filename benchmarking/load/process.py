@@ -1,8 +1,8 @@
-"""The load in a process of its own, so that nothing else we do delays a send or a timestamp.
+"""Runs the load in a process of its own, so that other work does not delay a send or a timestamp.
 
-The parent writes a pickled `LoadJob` to its standard input and keeps that open: when it closes,
-because the user stopped the run or the parent died, what is in flight is cut off. Pickles come
-back on standard output: `Progress` every quarter second, then one `LoadResult`.
+The parent writes a pickled `LoadJob` to its standard input and keeps that open. When it closes,
+because the user stopped the run or the parent died, requests in flight are cut off. The process
+writes pickles to standard output: a `Progress` every quarter second, then one `LoadResult`.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ EXIT_TIMEOUT_S = 30.0
 
 
 def run_load(job: LoadJob, on_progress: Callable[[Progress], None], stop: Event) -> LoadResult:
-    """Run the job to its end, or until `stop` is set. Raises LoadProcessFailed. The process has a
-    session of its own: Ctrl-C reaches only us."""
+    """Runs the job to its end, or until `stop` is set. Raises LoadProcessFailed. The process has a
+    session of its own, so that Ctrl-C reaches only the parent."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarking.load.process"],
         cwd=ROOT,
@@ -65,7 +65,7 @@ def main() -> None:
     _, most_sockets = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_sockets, most_sockets))
     job = pickle.load(sys.stdin.buffer)
-    # Not sys.stdout.buffer: under PYTHONUNBUFFERED that may write a part only.
+    # Under PYTHONUNBUFFERED, sys.stdout.buffer might write only a part of a message.
     with open(sys.stdout.fileno(), "wb", closefd=False) as messages:
 
         def tell(message: Progress | LoadResult) -> None:

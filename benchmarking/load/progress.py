@@ -1,4 +1,4 @@
-"""Shows how far a run is: lines on standard error, if that is a terminal."""
+"""Shows the progress of a run: lines on standard error, if that is a terminal."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ ROW_LINE = "{desc}: {n_fmt}/{total_fmt}{postfix} {bar}"
 
 
 class RunProgress:
-    """A bar of the rows that have ended, and below it a line for each row that is running.
-    `num_rows`: None where it is not known beforehand: no bar. Rows may run in several threads."""
+    """A bar of the rows that have ended, and below it a line for each row that is running. Without
+    `num_rows` there is no bar. Rows may run in several threads."""
 
     def __init__(self, num_rows: int | None = None) -> None:
         is_hidden = None if num_rows else True  # None: unless it is a terminal
@@ -27,7 +27,7 @@ class RunProgress:
 
     @contextmanager
     def row(self, number: int, model: str) -> Iterator[Callable[[Progress], None]]:
-        """The line of one row; what is yielded shows how far it is."""
+        """Shows the line of one row. Yields a function that updates it."""
         bar: tqdm[NoReturn] = tqdm(
             desc=f"row {number + 1}", bar_format=ROW_LINE, disable=None, leave=False
         )
@@ -43,7 +43,7 @@ class RunProgress:
 
 
 def _figures(progress: Progress) -> str:
-    """Returns a text short enough for a line of 80 characters. Latencies are means."""
+    """Returns figures that fit into a line of 80 characters. Latencies are means."""
     elapsed_s = max(time.monotonic() - progress.began_s, 1e-3)
     parts = [
         f"{progress.num_done / elapsed_s:.1f}/s",

@@ -1,7 +1,7 @@
-"""Makes prompts of exactly the asked tokens by the model's tokenizer, the same for one seed.
+"""Makes prompts with exactly the wanted number of tokens by the model's tokenizer. Seeded.
 
-Each has its own prefix, unless that is switched off, so that no prefix cache helps. And
-pictures to send with them: seeded tiles of colour, as PNG in a data URL.
+Each prompt has its own prefix, unless that is switched off, so that a prefix cache does not help.
+Images to send with them are random tiles of colour, as PNG in a data URL.
 """
 
 import struct
@@ -18,10 +18,10 @@ from benchmarking.errors import RowRefused
 from benchmarking.load.tokenizers import Tokenizer
 from benchmarking.records import ImageSize
 
-# One by default, and others to draw from.
+# The text `default`, and others to draw from.
 TEXTS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("prompt_texts.yaml").read_bytes())
 MAX_TRIES = 50
-FILLED_BY_WORDS = 3  # a shorter rest is filled with pieces of one token each
+FILLED_BY_WORDS = 3  # a rest of up to this many words is filled with pieces of one token each
 FILLER_WORDS = ("the", "and", "a", "of", "to", "in", "is", "it", "you", "that", "was", "for", "on")
 FILLER_CHARS = "aeiost.,!0123456789"
 
@@ -29,7 +29,7 @@ Count = Callable[[str], int]
 
 
 class PromptMaker:
-    """Makes the prompts of one model. One thread."""
+    """Makes the prompts of one model. For one thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -38,8 +38,8 @@ class PromptMaker:
         self._tokens_per_word = tokenizer.count(sample) / len(sample.split())
 
     def make(self, name: str, num_tokens: int, prefix: str, rng: Random) -> str:
-        """Text of `TEXTS[name]`, repeated, whose length with special tokens is `num_tokens`. Raises
-        RowRefused when no such text was found."""
+        """Returns `prefix` and the repeated text `TEXTS[name]`, cut and filled so that it has
+        `num_tokens`, special tokens included. Raises RowRefused if it does not find such a text."""
         words = cycle(f" {word}" for word in TEXTS[name].split())
         pieces = [prefix] if prefix else [next(words)]
         for _ in range(MAX_TRIES):
@@ -63,7 +63,7 @@ class PromptMaker:
 
 
 def _fillers(count: Count) -> list[str]:
-    """Pieces that add one token each to most texts. Raises RowRefused when there are none."""
+    """Returns pieces that add one token each to most texts. Raises RowRefused if none do."""
     base = TEXTS["default"]
     length = count(base)
 
@@ -82,12 +82,12 @@ TILE_PIXELS = 50
 
 
 def image_url(size: ImageSize, rng: Random) -> str:
-    """A square of the size's side. `size` is not "na"."""
+    """Returns the data URL of a square image. `size` must not be "na"."""
     return "data:image/png;base64," + b64encode(_png(PIXELS[size], rng)).decode()
 
 
 def _png(side: int, rng: Random) -> bytes:
-    """8-bit RGB without filters or interlacing (PNG specification, third edition)."""
+    """Returns 8-bit RGB without filters or interlacing (PNG specification, third edition)."""
     rows = []
     for _ in range(side // TILE_PIXELS):
         tiles = b"".join(rng.randbytes(3) * TILE_PIXELS for _ in range(side // TILE_PIXELS))

@@ -1,20 +1,21 @@
-"""Draws when the requests of an open loop are due, before the first is sent; seeded. Pure."""
+"""Draws, before a row, when the requests of an open loop are due and lengths of texts. Pure."""
 
 from itertools import accumulate
 from random import Random
 
 from benchmarking.records import Distribution
 
-MOST_SPREAD = 4  # largest ratio of a drawn length to the mean, or of the mean to it
+MOST_SPREAD = 4  # largest ratio of a drawn length to the mean, or the other way round
 
 
 def due_times_s(
     count: int, qps: float, distribution: Distribution, rng: Random, scv: float | None = None
 ) -> list[float]:
-    """Seconds after the start; the first is due at 0, the others after waits of mean 1/qps.
+    """Returns due times in seconds from the start. The first is 0; waits have the mean 1/qps.
 
-    constant: 1/qps; uniform: U(0, 2/qps); exponential: Exp(mean 1/qps), which makes arrivals a
-    Poisson process. With `scv` waits have a gamma distribution of that spread: above 1 is burstier.
+    Waits are 1/qps (constant), U(0, 2/qps) (uniform), or exponential, which makes arrivals a
+    Poisson process. With `scv` they have a gamma distribution with that squared coefficient of
+    variation; above 1, arrivals are burstier than a Poisson process.
     """
     if scv is None:
         waits_s = (_wait_s(qps, distribution, rng) for _ in range(count - 1))
@@ -24,7 +25,7 @@ def due_times_s(
 
 
 def lengths(count: int, mean_tokens: int, scv: float, rng: Random) -> list[int]:
-    """Tokens of each request, within a quarter and four times the mean; all alike without `scv`."""
+    """Returns each request's tokens, from a quarter of the mean to four times; equal at `scv` 0."""
     if scv == 0:
         return [mean_tokens] * count
     drawn = (rng.gammavariate(1 / scv, scv * mean_tokens) for _ in range(count))

@@ -1,6 +1,6 @@
 """Servers to measure: OpenAI-compatible ones, or Hearth by its own routes.
 
-Requests are made whole in advance, so that the load process has only to send them.
+Requests are built completely in advance, so that the load process only has to send them.
 """
 
 import json
@@ -15,7 +15,7 @@ from benchmarking.load.answers import ChatStream, StreamReader, TextAnswer
 from benchmarking.load.client import Address
 
 CHAT_PATH = "/chat/completions"
-MIN_SECRET_CHARS = 6  # a shorter value may be part of any message
+MIN_SECRET_CHARS = 6  # shorter values are not masked, as any message may have them by chance
 
 Body = dict[str, Any]
 Headers = tuple[tuple[str, SecretStr], ...]
@@ -23,11 +23,11 @@ Headers = tuple[tuple[str, SecretStr], ...]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt of one request. `image_url`: a data URL, for models that take images."""
+    """The prompt of one request. `image_url` is a data URL, for models that take images."""
 
     name: str
     text: str
-    num_tokens: int  # as the model's tokenizer counts, with special tokens
+    num_tokens: int  # counted by the model's tokenizer, with special tokens
     image_url: str | None = None
 
 
@@ -36,12 +36,12 @@ class RequestForm:
     """The wire format of one kind of server: its requests and its answers."""
 
     answer: type[StreamReader]
-    path: Callable[[str], str]  # takes the model
-    body: Callable[[str, Prompt, int], Body]  # takes model, prompt and max_tokens
+    path: Callable[[str], str]  # argument: the model
+    body: Callable[[str, Prompt, int], Body]  # arguments: model, prompt, max_tokens
 
 
 def _chat_body(model: str, prompt: Prompt, max_tokens: int) -> Body:
-    """`ignore_eos`: servers that know it answer with exactly `max_tokens`."""
+    """Returns a body of a chat. Servers that know `ignore_eos` answer with exactly `max_tokens`."""
     return {
         "model": model,
         "messages": [{"role": "user", "content": _content(prompt)}],
@@ -71,11 +71,11 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server: what kind it is and where its routes begin. Immutable.
+    """A server: its kind and the URL at which its routes begin. Immutable.
 
-    `base` may end in /chat/completions, or be the address alone; it holds no credentials. A query,
-    such as Azure's api-version, goes with every route. `own_headers`: with values that are secrets.
-    `left_out`, `renamed`: fields of a body that the server does not take, or by another name.
+    `base` may end in /chat/completions, or be only the address; it has no credentials. Its query,
+    such as Azure's api-version, is added to every route. The values of `own_headers` are secrets.
+    `left_out` and `renamed` are fields of a body that the server refuses, or names differently.
     """
 
     kind: str  # a key of FORMS
@@ -98,13 +98,13 @@ class Endpoint:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of a request. A header of the user's takes precedence over the key's."""
+        """The headers of a request. The user's own ones take precedence over that of the key."""
         own = {name.title(): value.get_secret_value() for name, value in self.own_headers}
         key = {} if self.key is None else {"Authorization": f"Bearer {self.key.get_secret_value()}"}
         return key | own
 
     def without_secrets(self, said: str) -> str:
-        """Returns a server's message without the request's secrets, even if cut off."""
+        """Returns a server's message without the request's secrets, even if it cuts one off."""
         secrets = [value for _, value in self.own_headers] + ([self.key] if self.key else [])
         for value in (secret.get_secret_value() for secret in secrets):
             for length in range(len(value), MIN_SECRET_CHARS - 1, -1):
@@ -118,7 +118,7 @@ class Endpoint:
         return {names.get(k, k): value for k, value in made.items() if k not in self.left_out}
 
     def request(self, model: str, prompt: Prompt, max_tokens: int) -> bytes:
-        """Returns head and body of one POST on a connection of its own."""
+        """Returns the head and body of one POST, after which the connection closes."""
         url = urlsplit(self.completions(model))
         body = json.dumps(self.body(model, prompt, max_tokens)).encode()
         headers = {
@@ -134,18 +134,18 @@ class Endpoint:
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     def completions(self, model: str) -> str:
-        """The address that requests for a model are sent to."""
+        """Returns the URL to which requests for a model are sent."""
         path = FORMS[self.kind].path(model)
         return self.beside(path) if self.kind == "hearth" else self.route(path)
 
     def route(self, path: str) -> str:
-        """The address of one of OpenAI's routes, such as /models."""
+        """Returns the URL of one of OpenAI's routes, such as /models."""
         if self.kind == "hearth":
             return self.beside(f"/v1{path}")
         return self._at(self._routes_path + path)
 
     def beside(self, path: str) -> str:
-        """The address of a route beside OpenAI's, without their version."""
+        """Returns the URL of a route that is not OpenAI's, without the /v1 of theirs."""
         return self._at(self._routes_path.removesuffix("/v1") + path)
 
     @property
@@ -157,7 +157,7 @@ class Endpoint:
 
     @property
     def agreement(self) -> str:
-        """Returns how bodies differ from the usual; empty if they do not."""
+        """How bodies differ from the usual ones; empty if they do not."""
         told = [f"without {name}" for name in sorted(self.left_out)]
         return ", ".join(told + [f"with {new} for {old}" for old, new in self.renamed])
 

@@ -1,4 +1,4 @@
-"""Token counts of texts, by the server or by its tokenizer in a folder."""
+"""Counts the tokens of texts, by asking the server or with a tokenizer from a file."""
 
 import json
 from functools import lru_cache
@@ -14,7 +14,7 @@ from common.paths import expanded
 
 SERVER = "server"
 TIMEOUT_S = 60.0
-MAX_ANSWER_BYTES = 64 * 2**20  # vLLM's has the numbers of all tokens
+MAX_ANSWER_BYTES = 64 * 2**20  # vLLM's answer also lists all token ids
 REMEMBERED_TEXTS = 100_000
 NO_COUNT = (
     requests.RequestException, ValueError, KeyError, TypeError, OverflowError, RecursionError,
@@ -22,33 +22,33 @@ NO_COUNT = (
 
 
 class Tokenizer(Protocol):
-    """Counts tokens for one model. One thread."""
+    """Counts tokens for one model. For one thread."""
 
     def count(self, text: str) -> int:
-        """Returns the tokens of a prompt, with the special tokens that the model expects."""
+        """Returns the number of tokens of a prompt, with the special tokens that models expect."""
 
     def count_plain(self, text: str) -> int:
-        """Returns the tokens of a piece of an answer, without special tokens."""
+        """Returns the number of tokens of a piece of an answer, without special tokens."""
 
     def context_left(self, text: str) -> int | None:
-        """Returns the most tokens that the answer to this text may have; None if not known."""
+        """Returns the most tokens that an answer to this text may have; None if unknown."""
 
 
 def tokenizer_for(source: str, target: Endpoint, model: str) -> Tokenizer:
-    """`source`: "server", or a path to a tokenizer.json or its folder. Raises TargetUnusable and
-    InvalidConfig."""
+    """Returns a tokenizer. `source` is "server", or the path of a tokenizer.json or its folder.
+    Raises TargetUnusable and InvalidConfig."""
     return ServerTokenizer(target, model) if source == SERVER else FileTokenizer(source)
 
 
 class FileTokenizer:
-    """A `tokenizer.json`. It knows no context length."""
+    """A tokenizer from a `tokenizer.json`, which does not know the context length."""
 
     def __init__(self, path: str | Path) -> None:
         try:
             path = expanded(path)
             path = path / "tokenizer.json" if path.is_dir() else path
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # what the Rust library raises has no type of its own
+        except Exception as error:  # errors of the Rust library have no type of their own
             remedy = f"name a folder with tokenizer.json, or {SERVER!r} to have the server count"
             raise InvalidConfig("tokenizer", [f"{path}: {error}; {remedy}"]) from error
         self._tokenizer.no_truncation()
@@ -65,12 +65,12 @@ class FileTokenizer:
 
 
 class ServerTokenizer:
-    """The server's own `/v1/tokenize`, or vLLM's `/tokenize`."""
+    """A tokenizer that asks the server's `/v1/tokenize`, or vLLM's `/tokenize`."""
 
     def __init__(self, target: Endpoint, model: str) -> None:
         self._model = model
         self._session = requests.Session()
-        self._session.trust_env = False  # a .netrc would replace the key, a proxy the server
+        self._session.trust_env = False  # lest a .netrc replace the key, or a proxy the server
         self._session.headers.update(target.headers)
         self._urls = [target.route("/tokenize"), target.beside("/tokenize")]
         self._specials = self.count("")
@@ -94,7 +94,7 @@ class ServerTokenizer:
                 url,
                 json={"model": self._model, **what},
                 timeout=TIMEOUT_S,
-                allow_redirects=False,  # a key of the user's would go with us
+                allow_redirects=False,  # lest the user's key go to another server
                 stream=True,
             )
             content = _body_of(answer)
@@ -113,7 +113,7 @@ class ServerTokenizer:
 
 
 def _body_of(answer: requests.Response) -> bytes:
-    """Raises ValueError if it is too long. What is left of it does not come."""
+    """Returns the body of an answer. Raises ValueError, and reads no further, if it is too long."""
     body = bytearray()
     with answer:
         for piece in answer.iter_content(2**16):

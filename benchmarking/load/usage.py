@@ -1,6 +1,6 @@
 """Converts a server's `usage` object, in any known dialect, to `ServerUsage`. Pure.
 
-A figure may come under several names. The first that is present and not zero counts.
+A figure may have several names. The first name with a number that is not zero counts.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ KEYS = {
     "tokens_per_step": ("tokens_per_step",),
 }
 COUNTS = {"prompt_tokens", "completion_tokens", "total_tokens", "batch_size_used"}
-MAX_NUMBER = 1e15  # beyond, a float counts no tokens
+MAX_NUMBER = 1e15  # beyond this, a float does not count tokens exactly
 
 
 def server_usage(usage: Mapping[str, Any]) -> ServerUsage:
-    """Returns the figures of a `usage` object, without values that are no plausible numbers."""
+    """Returns the figures of a `usage` object, without values that are not plausible numbers."""
     said: dict[str, Any] = {name: _first(usage, keys) for name, keys in KEYS.items()}
     for name in COUNTS:
         said[name] = None if said[name] is None else round(said[name])
@@ -60,4 +60,4 @@ def _shares(said: object) -> tuple[float, ...]:
 def _is_number(value: object) -> TypeGuard[float]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 0 <= value <= MAX_NUMBER  # NaN is not
+    return 0 <= value <= MAX_NUMBER  # False for NaN

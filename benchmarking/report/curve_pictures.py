@@ -1,4 +1,4 @@
-"""Pictures of how latency and throughput follow the load. Each is None without what it shows."""
+"""Draws pictures of latency and throughput by load. Each is None without data."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from benchmarking.records import Workload
 from benchmarking.report.svg import COLORS, panels
 
 CDF_POINTS = 200
-CDF_LINES = 7  # one for each color
+CDF_LINES = 7  # one line for each color
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Step:
         return float(np.mean([getattr(point, name) for point in self.points]))
 
     def latency(self, metric: Metric) -> Interval | None:
-        """Returns the estimate over repeats if there are any, else over blocks of the one row."""
+        """Returns the estimate over repeats if there are any, else over blocks of the only row."""
         spreads = [spread for point in self.points if (spread := spread_of(point, metric))]
         if len(spreads) > 1:
             return over_repeats([spread.mean.value for spread in spreads])
@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One shape of request under growing load, all in a closed or all in an open loop."""
+    """One shape of requests under growing load, either in closed or in open loops."""
 
     label: str
     is_open: bool
@@ -78,7 +78,7 @@ def spread_of(point: LoadPoint, metric: Metric) -> Spread | None:
 
 
 def throughput_latency(points: Sequence[LoadPoint], slo: Slo) -> Figure | None:
-    """Mean latencies over output tokens/s, with 95 % intervals, the knee and the SLO."""
+    """Draws mean latencies over output tokens/s, with 95 % intervals, the knee and the SLO."""
     series = series_of(points)
     if not any(point.e2e for point in points):
         return None
@@ -110,7 +110,7 @@ def _throughput_curve(ax: Axes, series: Series, metric: Metric, color: str) -> N
 
 
 def percentile_bands(points: Sequence[LoadPoint]) -> Figure | None:
-    """TTFT and ITL over the load of the longest series: p5 to p95, p25 to p75, p50 and p99."""
+    """Draws TTFT and ITL over the load of the longest series, with percentiles."""
     series = max(series_of(points), key=lambda one: len(one.steps), default=None)
     if series is None or len(series.steps) < 2:
         return None
@@ -132,7 +132,7 @@ def percentile_bands(points: Sequence[LoadPoint]) -> Figure | None:
 
 
 def goodput_over_load(points: Sequence[LoadPoint], slo: Slo) -> Figure | None:
-    """Goodput over the offered rate of open loops; the diagonal is a server that keeps up."""
+    """Draws goodput over the offered rate of open loops; a server that keeps up is the diagonal."""
     series = [one for one in series_of(points) if one.is_open]
     if not series:
         return None
@@ -151,8 +151,8 @@ def goodput_over_load(points: Sequence[LoadPoint], slo: Slo) -> Figure | None:
 
 
 def latency_cdf(points: Sequence[LoadPoint]) -> Figure | None:
-    """The share of requests that was answered within a time: of up to CDF_LINES rows, spread evenly
-    over the run from the lightest load to the heaviest."""
+    """Draws the share of requests that were answered within a time, for up to CDF_LINES rows that
+    are spread evenly from the lightest load to the heaviest."""
     answered = [
         (point, label)
         for point, label in zip(points, load_labels(points), strict=True)
@@ -177,7 +177,7 @@ def latency_cdf(points: Sequence[LoadPoint]) -> Figure | None:
 
 
 def load_labels(points: Sequence[LoadPoint]) -> list[str]:
-    """Labels of rows by their load; rows of the same load are numbered."""
+    """Returns the labels of rows by their load. Rows of the same load are numbered."""
     names = [_load_name(point.load) for point in points]
     counts, seen = Counter(names), Counter[str]()
     labels = []

@@ -1,4 +1,4 @@
-"""Pictures of findings: the fit, a comparison, the switching times, the acceptance."""
+"""Draws pictures of findings: the fit, a comparison, switching times and acceptance of drafts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -39,7 +39,7 @@ def _line(ax: Axes, line: Line, x_name: str, y_name: str) -> None:
 
 
 def comparison(changes: Sequence[RowChange]) -> Figure | None:
-    """Draws the change of each measure with its interval; 0 is no change."""
+    """Draws the change of each measure with its interval; 0 means no change."""
     if not changes:
         return None
     figure, (ax,) = panels(1, height=0.8 + 0.22 * len(changes), has_names=True)
@@ -64,7 +64,7 @@ def _change_label(change: RowChange) -> str:
 
 
 def switching_times(matrix: Matrix) -> Figure | None:
-    """Draws switching times from model (down) to model (across): the server's, and estimates."""
+    """Draws switching times from one model (down) to another (across), reported and estimated."""
     if not matrix:
         return None
     models = sorted({model for pair in matrix for model in pair})
@@ -97,7 +97,7 @@ def _heat_map(
 
 
 def acceptance(run: Run) -> Figure | None:
-    """Draws the drafts of each row that has any: the share accepted, and tokens per step."""
+    """Draws the accepted share of drafts, and the tokens per step, of each row that has any."""
     names = ("acceptance_rate", "tokens_per_step")
     said = {name: rows for name in names if (rows := _by_row(run, name))}
     if not said:
@@ -112,7 +112,7 @@ def acceptance(run: Run) -> Figure | None:
 
 
 def _by_row(run: Run, name: str) -> Mapping[str, Sequence[float]]:
-    """Returns a figure of ServerUsage, of successes that have it, by rows with any."""
+    """Returns a figure of ServerUsage for completed requests that have it, by row."""
     values = {
         f"{row_record.load.model}, row {row}": [
             value

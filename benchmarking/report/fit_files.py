@@ -1,4 +1,4 @@
-"""A fit on disk: the whole fit, the optimizer's performance data, and a picture."""
+"""Writes and reads the files of a fit: the fit, the optimizer's performance data, and a picture."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ _FIT = TypeAdapter(Fit)
 
 
 def write_fit(folder: Path, fit: Fit, model: str, accelerator: str) -> None:
-    """`perf.json` is a body for the optimizer's `/setModels`. Raises NotWritable."""
-    # matplotlib takes half a second, and most commands draw nothing.
+    """Writes a fit. `perf.json` is a body for the optimizer's `/setModels`. Raises NotWritable."""
+    # Importing matplotlib takes half a second, and most commands draw nothing.
     from benchmarking.report.finding_pictures import fit_residuals
     from benchmarking.report.svg import to_svg
 
@@ -42,7 +42,7 @@ def read_perf(path: Path) -> dict[str, Any]:
 
 
 def read_fit(folder: Path) -> Fit | None:
-    """Returns the fit; None if the folder has none. Raises InvalidResults."""
+    """Returns the fit in a folder; None if it has none. Raises InvalidResults."""
     path = folder / FIT_FILE
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run: every picture inline, nothing from the network.
+"""Makes one self-contained HTML page about a run: pictures are inline, the network is not needed.
 
 The verdict comes first. Sections without data are left out; the last line says which and why.
 """
@@ -28,7 +28,7 @@ Table = Sequence[tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a section shows. Its title and the words around it are the template's."""
+    """The content of a section. Its title and texts are in the template."""
 
     facts: Sequence[tuple[str, str]] = ()
     table: Table = ()
@@ -39,7 +39,7 @@ class Content:
 
 
 def report_html(run: Run, slo: Slo, fit: Fit | None = None, before: Run | None = None) -> str:
-    """Returns the page. `before`: an earlier run to compare with."""
+    """Returns the page. `before` is an earlier run to compare with."""
     points = load_points(run)
     figures = {
         "throughput-latency": curve_pictures.throughput_latency(points, slo),

@@ -1,4 +1,4 @@
-"""Pictures of single requests and of the run in time. Each is None without what it shows."""
+"""Draws pictures of single requests and of the run over time. Each is None without data."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ _Figure = Callable[[RequestRecord], float | None]
 
 
 def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
-    """Draws the first requests of a row: late to be sent, waiting for a place, prefill, decode.
+    """Draws the phases of a row's first requests: not yet sent, queue, prefill and decode.
 
-    The server may report how long a request waited. If not, that is inferred from its `places`,
-    first come, first served; if these are not known, all the time counts as prefill.
+    The server may report how long a request waited. If not, the wait is inferred from its `places`,
+    first come, first served. If these are not known either, all the time counts as prefill.
     """
     if point is None:
         return None
@@ -51,7 +51,7 @@ def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
 
 
 def _gantt_times_s(record: RequestRecord, admitted_s: float) -> tuple[float, ...]:
-    """Returns the ends of a request's phases, in seconds since it was due."""
+    """Returns when a request was due, and the ends of its phases, in seconds on the run's clock."""
     first_s = record.first_token_s or record.end_s
     last_s = record.chunk_s[-1] if record.chunk_s else record.end_s
     return record.scheduled_s, record.sent_s, min(admitted_s, first_s), first_s, last_s
@@ -97,7 +97,7 @@ def time_series(run: Run) -> Figure | None:
 
 
 def batch_bars(records: Sequence[RequestRecord]) -> Figure | None:
-    """Draws medians with p5 to p95 by the server's batch size, client beside server."""
+    """Draws medians with p5 to p95 by the server's batch size, for client and server."""
     by_batch: dict[int, list[RequestRecord]] = defaultdict(list)
     for record in succeeded(records):
         if batch := record.server.batch_size_used:
@@ -155,7 +155,7 @@ def _server(name: str, scale: float) -> _Figure:
     return of
 
 
-# Both sides count from sending here, so that they measure the same.
+# Client and server both count from sending here, so that they measure the same.
 _BARS: Sequence[tuple[str, _Figure, _Figure]] = (
     ("TTFT, ms", lambda r: 1000 * (r.chunk_s[0] - r.sent_s), _server("ttft_s", 1000)),
     (

@@ -1,4 +1,4 @@
-"""Draws the report's pictures as SVG to put into the page."""
+"""Draws the report's pictures as SVG elements of its page."""
 
 import re
 from io import StringIO
@@ -19,8 +19,8 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 def panels(
     count: int, height: float = PANEL_INCHES[1], has_names: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` axes side by side. `has_names`: beside them are words, not numbers, and
-    margins are as they want it; to look at everything for that takes as long as to draw it."""
+    """Returns a figure with `count` axes side by side. With `has_names`, the labels beside them are
+    words, and margins are adapted to these, which takes as long as drawing the figure."""
     with style.context(STYLE):
         figure = Figure(figsize=(PANEL_INCHES[0] * count, height))
         if has_names:
@@ -30,13 +30,13 @@ def panels(
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """Returns the figure as an element of a page. `name` makes its ids unique there."""
+    """Returns the figure as an element of a page, where `name` makes its ids unique."""
     text = StringIO()
     with style.context(STYLE):
         figure.set_dpi(SVG_DPI)
         if engine := figure.get_layout_engine():
             engine.execute(figure)
-            figure.set_layout_engine(None)  # with one, savefig would draw everything twice
+            figure.set_layout_engine(None)  # with an engine, savefig would draw everything twice
         else:
             _leave_margins(figure)
         figure.savefig(text, format="svg", metadata={"Date": None})

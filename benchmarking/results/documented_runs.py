@@ -1,7 +1,7 @@
-"""Reads the documented files of any client as a run of ours.
+"""Reads the documented files of any client as a `Run`.
 
-Such files know neither when a request was due nor how many tokens an event carried: it counts as
-due when it was sent, and an event as one token.
+These files do not say when a request was due, nor how many tokens an event had. A request counts as
+due when it was sent, and an event counts as one token.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ UNKNOWN = Environment("unknown", {}, (), "unknown", "unknown")
 
 
 def imported_run(folder: Path) -> Run:
-    """Returns rows by the names of their files. Raises InvalidResults."""
+    """Returns a run with rows in the order of their files' names. Raises InvalidResults."""
     rows, records = [], []
     for number, result in enumerate(read_rows(folder)):
         try:
@@ -70,7 +70,8 @@ def _row(result: RowResult, records: Sequence[RequestRecord]) -> RowRecord:
 
 
 def _asked_tokens(result: RowResult, records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Returns the asked token counts. Of a user's own prompts the files only have mean and name."""
+    """Returns the requested token counts. For a user's own prompts they are taken from the
+    requests, because the summary has only the name of their file."""
     summary = result.summary
     if "num_input_tokens" in summary:
         return {
@@ -127,9 +128,9 @@ def _usage(response: Response) -> ServerUsage:
 
 
 def _sent_s(responses: Sequence[Response]) -> list[float]:
-    """When each was sent, in seconds of the day. The files hold no date: what lies half a day
-    before the rest was after midnight. A failure may have no time: it counts as the first.
-    """
+    """Returns when each request was sent, in seconds of the day. The files have no dates: requests
+    more than half a day before others were sent after midnight. A failure may have no time; it
+    counts as sent first."""
     clocks = [response.get("start_time", "") for response in responses]
     since_s = [_since_midnight_s(clock) if clock else None for clock in clocks]
     known_s = [at_s for at_s in since_s if at_s is not None]

@@ -1,7 +1,7 @@
-"""One request as `<name>_individual_responses.json` documents it. Pure.
+"""Describes each request as `<name>_individual_responses.json` has it. Pure.
 
-Times of the client count from sending, as documented; `latency.py` counts from when a request was
-due. Seconds and tokens per second throughout.
+The client's times count from sending, as documented; `latency.py` counts from when a request was
+due. Times are seconds, and rates tokens per second.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from benchmarking.records import RequestRecord, ServerUsage
 
 CLOCK_FORMAT = "%H:%M:%S.%f"
 
-# What the server says: the documented keys in their order, and the fields of ServerUsage.
+# The documented keys of the server's report, in their order, and the fields of ServerUsage.
 SERVER_KEYS = {
     "server_number_input_tokens": "prompt_tokens",
     "server_number_output_tokens": "completion_tokens",
@@ -34,7 +34,7 @@ Response = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ClientTimes:
-    """The client's times of an answer with k events: gaps g1..gk; g1 begins at the sending."""
+    """The client's times of an answer with k events. `gaps_s` are g1..gk; g1 begins at sending."""
 
     gaps_s: tuple[float, ...]
     end_to_end_s: float
@@ -44,12 +44,12 @@ class ClientTimes:
 
 
 def client_times(record: RequestRecord) -> ClientTimes:
-    """The documented formulas. T = end - sent; L(x) tokens in event x; n output tokens.
+    """Returns times by the documented formulas. T = end - sent; event x has Lx tokens; the answer
+    has n tokens.
 
-    tpot = sum(g2..gk) / sum(L2..Lk). TTFT = g1 - (L1 - 1) * tpot, because a first event may carry
-    several tokens, and at least g1 / L1: none of these took longer than that on average, however
-    slowly later ones came. T for k <= 1. Output rate = (n - 1) / (T - TTFT): the first token is not
-    in that time; n / T for k = 1.
+    tpot = sum(g2..gk) / sum(L2..Lk). TTFT = g1 - (L1 - 1) * tpot, because a first event may have
+    several tokens; but at least g1 / L1, their mean time, in case later tokens were slow. For
+    k <= 1, TTFT = T. Output rate = (n - 1) / (T - TTFT), without the first token; n / T for k = 1.
     """
     gaps_s = tuple(
         later - earlier
@@ -70,7 +70,7 @@ def client_times(record: RequestRecord) -> ClientTimes:
 
 
 def responses(records: Sequence[RequestRecord], started_at: datetime) -> list[Response]:
-    """Returns a row's responses, in the order they ended. `started_at`: the run's time zero."""
+    """Returns a row's responses in the order in which they ended. `started_at` is the run's."""
     switching_s = switching_times_s(records)
     return [
         _response(record, started_at, switching_s.get(record.index))
@@ -79,7 +79,7 @@ def responses(records: Sequence[RequestRecord], started_at: datetime) -> list[Re
 
 
 def switching_times_s(records: Sequence[RequestRecord]) -> dict[int, float | None]:
-    """Returns switching times by index of the request, as the server reports them. If it reports
+    """Returns the switching times that the server reports, by the request's index. If it reports
     none, the first request has the documented estimate."""
     answered = succeeded(records)
     answered.sort(key=lambda record: record.sent_s)
@@ -125,7 +125,7 @@ def _response(
 
 
 def _of_drafts(server: ServerUsage) -> Response:
-    """Returns figures that are not documented but ours, if the server reports them."""
+    """Returns Hearth's own figures beyond the documented ones, if the server reports them."""
     said: Response = {}
     if server.tokens_per_step is not None:
         said["tokens_per_step"] = server.tokens_per_step

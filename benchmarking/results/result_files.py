@@ -1,6 +1,6 @@
-"""The documented files of a run: their names, how to write them, and how to read any client's.
+"""The documented files of a run: names and writes them, and reads those of any client.
 
-Files of other clients of the same format are read too: numbers that are strings, NaN, missing keys.
+Other clients of this format may write numbers as strings, write NaN, or leave out keys.
 """
 
 import json
@@ -26,7 +26,7 @@ IMAGE_MARK = "multimodal"
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """The two files of one row, of whichever client."""
+    """The two files of one row, written by any client."""
 
     stem: str
     summary: Summary
@@ -39,7 +39,7 @@ class RowResult:
 
     @property
     def image_size(self) -> str | None:
-        """The size of the images, which only the file's name has; None without images."""
+        """The size of the images, which is only in the file's name; None without images."""
         fields = self.stem.split("_")
         return fields[fields.index(IMAGE_MARK) + 1] if IMAGE_MARK in fields else None
 
@@ -70,7 +70,7 @@ def write_row(folder: Path, stem: str, summary: Summary, responses: Sequence[Res
 
 
 def write_texts(folder: Path, stem: str, texts: Sequence[tuple[str, str]]) -> None:
-    """Returns (prompt, completion) of every answered request."""
+    """Writes the prompt and completion of every completed request, one per line."""
     lines = (
         json.dumps({"prompt": prompt, "completion": completion}, ensure_ascii=False) + "\n"
         for prompt, completion in texts
@@ -79,7 +79,7 @@ def write_texts(folder: Path, stem: str, texts: Sequence[tuple[str, str]]) -> No
 
 
 def read_rows(folder: Path) -> Iterator[RowResult]:
-    """Returns every row in `folder`, by the name of its files. Raises InvalidResults."""
+    """Yields every row in `folder`, in the order of its files' names. Raises InvalidResults."""
     for path in sorted(folder.glob(f"*{SUMMARY}")):
         stem = path.name.removesuffix(SUMMARY)
         summary, responses = _read_json(path), _read_json(folder / (stem + RESPONSES))
@@ -90,7 +90,7 @@ def read_rows(folder: Path) -> Iterator[RowResult]:
 
 
 def _as_numbers(summary: Summary) -> Summary:
-    """Some clients write the least and greatest of whole numbers as strings."""
+    """Returns the summary with numbers, where some clients write least and largest as strings."""
     metrics = tuple(f"results_{metric}" for metric in METRICS)
     return {
         key: float(value)
@@ -101,7 +101,7 @@ def _as_numbers(summary: Summary) -> Summary:
 
 
 def _renamed(response: Response) -> Response:
-    """Older documentation calls it `switching_time`."""
+    """Renames `switching_time`, the name of `server_switching_time` in older documentation."""
     if "switching_time" in response:
         response["server_switching_time"] = response.pop("switching_time")
     return response

@@ -1,7 +1,7 @@
-"""`metrics.json`: figures of each row beyond the documented summary, from its records. Pure.
+"""Computes `metrics.json`: figures of each row beyond the documented summary. Pure.
 
-Latencies count from when a request was due. Rates are of the steady window (`curve.steady_window`),
-while the load was all that was asked for.
+Latencies count from when a request was due. Rates are those of the steady window, during which the
+full load was offered (`curve.steady_window`).
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from benchmarking.analysis.switching import three_sigma_s
 from benchmarking.records import RequestRecord, RowRecord, Run
 
 PERCENTS = (50, 90, 95, 99)
-BUSY_CPU_SHARE = 0.7  # share of a core; above it the client itself may be what is slow
+BUSY_CPU_SHARE = 0.7  # share of a core above which the client itself may be the bottleneck
 LATE_LAG_P99_S = 0.02
 
 Metrics = dict[str, Any]
@@ -31,7 +31,7 @@ def run_metrics(run: Run) -> Metrics:
 
 
 def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
-    """`records`: all of the row, warm-up too."""
+    """Returns a row's metrics. `records` are all of its records, including the warm-up."""
     measured = [record for record in records if record.is_measured]
     answered = succeeded(measured)
     errors = Counter(failed.code for record in measured if (failed := record.failure))
@@ -65,7 +65,7 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
 
 
 def steady_window(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics | None:
-    """Returns the rates of a load curve's point; None if nothing was measured."""
+    """Returns the window and rates of a row's load point; None if nothing was measured."""
     if not any(record.is_measured for record in records):
         return None
     point = load_point(row, records)
@@ -78,7 +78,8 @@ def steady_window(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics |
 
 
 def switching(records: Sequence[RequestRecord]) -> Metrics:
-    """Returns the server's times and the estimate, with the warm-up, which has the switch."""
+    """Returns the server's switching time and the estimate. The warm-up counts, because its first
+    request waits for the switch."""
     answered = sorted(succeeded(records), key=lambda record: record.sent_s)
     said_s = [s for record in answered if (s := record.server.switching_time_s) is not None]
     return {

@@ -1,4 +1,4 @@
-"""`<name>_summary.json`: the documented statistics of one row, one flat object. Pure."""
+"""Computes `<name>_summary.json`: the documented statistics of a row, as one flat object. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from benchmarking.results.responses import Response
 
 PERCENTS = (5, 25, 50, 75, 90, 95, 99)
 DIGITS = 4
-MODEL_IDX = 0  # documented; a row has one model
+MODEL_IDX = 0  # the documented index of a row's model; a row has only one
 METRICS = (
     "client_ttft_s",
     "client_end_to_end_latency_s",
@@ -26,7 +26,7 @@ METRICS = (
     "server_number_input_tokens",
     "server_number_output_tokens",
     "acceptance_rate",
-    "tokens_per_step",  # ours
+    "tokens_per_step",  # Hearth's own
 )
 
 Summary = dict[str, Any]
@@ -64,7 +64,7 @@ def summarise(
 
 
 def results(responses: Sequence[Response], duration_s: float) -> Summary:
-    """The `results_` keys. Statistics are of the successes; a metric that none has is left out."""
+    """Returns the `results_` keys, with statistics of completed requests where they have some."""
     succeeded = [response for response in responses if response["error_code"] is None]
     found: Summary = {}
     for metric in METRICS:
@@ -90,7 +90,7 @@ def results(responses: Sequence[Response], duration_s: float) -> Summary:
 
 
 def statistics(values: Sequence[float]) -> dict[str, float | None]:
-    """Quantiles interpolate linearly; stddev is the sample's, null for a single value."""
+    """Returns statistics: linearly interpolated quantiles; the sample's stddev, if it has one."""
     quantiles = np.percentile(values, PERCENTS).tolist()
     stddev = float(np.std(values, ddof=1)) if len(values) > 1 else None
     named = {f"quantiles_p{p}": q for p, q in zip(PERCENTS, quantiles, strict=True)}

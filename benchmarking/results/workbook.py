@@ -1,6 +1,6 @@
-"""The consolidated workbook: one sheet, one line per row of the run, columns as documented.
+"""Writes the consolidated workbook: one sheet, one line per row of the run, columns as documented.
 
-It is made from the documented files, so it can be made again, and of another client's run too.
+It is made from the documented files, so it can be made again, also for another client's run.
 """
 
 from collections import Counter
@@ -68,7 +68,7 @@ def write_workbook(path: Path, rows: Sequence[RowResult]) -> None:
     for line in lines:
         sheet.append([_cell(line.get(name)) for name in shown])
         for cell in sheet[sheet.max_row]:
-            if cell.data_type == TYPE_FORMULA:  # a model's name that begins so
+            if cell.data_type == TYPE_FORMULA:  # for example, a model's name that begins with =
                 cell.data_type = TYPE_STRING
     with writing():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,11 +94,11 @@ def _line(row: RowResult) -> Line:
 
 
 def batch_columns(responses: Sequence[Response]) -> dict[str, Any]:
-    """Returns the workbook's columns for one row's responses, in the order they ended.
+    """Returns the columns about batches, from one row's responses in the order in which they ended.
 
-    The estimate takes neighbours with the very same server TTFT for a group, and the next power of
-    two for its batch: it sees no batch in a server whose members have TTFTs of their own. Where
-    the server says `batch_size_used`, that is shown and the estimate stands beside it.
+    By the documented estimate, consecutive responses with exactly the same server TTFT ran in a
+    batch of the next power of two. It cannot see batches of a server that reports a TTFT for each
+    request. If the server reports `batch_size_used`, that is shown, and the estimate beside it.
     """
     succeeded = [response for response in responses if not response.get("error_code")]
     ttfts_s = [response.get("server_ttft_s") for response in succeeded]
@@ -122,7 +122,7 @@ def batch_columns(responses: Sequence[Response]) -> dict[str, Any]:
 
 
 def _representative(frequencies: Mapping[int, int]) -> int | None:
-    """Returns the size with over half of the weight, requests times size; None if none has."""
+    """Returns the size with more than half of the weight (requests x size); None if none has it."""
     total = sum(size * count for size, count in frequencies.items())
     heavy = [size for size, count in frequencies.items() if 2 * size * count > total]
     return heavy[0] if heavy else None
@@ -139,7 +139,7 @@ def _order(line: Line) -> tuple[Any, ...]:
 
 
 def _cell(value: Any) -> Any:
-    """Returns lists and dictionaries as text, because a cell holds one value, without what no cell
-    may hold."""
+    """Returns the value of a cell: lists and dictionaries as text, and texts without characters
+    that cells cannot have."""
     text = str(value) if isinstance(value, list | dict) else value
     return ILLEGAL_CHARACTERS_RE.sub("", text) if isinstance(text, str) else text

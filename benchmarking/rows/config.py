@@ -1,4 +1,4 @@
-"""`config.yaml`: everything about a run that is not about one row. Immutable once read."""
+"""Reads `config.yaml`: everything about a run that does not belong to one row."""
 
 import json
 import re
@@ -41,7 +41,8 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
 class BenchmarkConfig(BaseModel):
-    """First the documented keys, then ours. Relative paths start at the working directory."""
+    """The documented keys, then Hearth's own. Immutable. Relative paths start at the working
+    directory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -94,7 +95,7 @@ class BenchmarkConfig(BaseModel):
 
 
 def read_config(path: Path, run_name: str | None = None) -> BenchmarkConfig:
-    """Returns the file's configuration; `run_name` replaces its own. Raises InvalidConfig."""
+    """Returns a file's configuration. `run_name` replaces the name in it. Raises InvalidConfig."""
     try:
         given = plain_value(read_bounded(path, MAX_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Measures load after load into one run folder, for sweeps and searches."""
+"""Measures one load after the other into one run folder, for sweeps and searches."""
 
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class Driver:
-    """One run whose rows are decided while it goes on. One thread; others may set `stop`. Every
-    method that measures raises RowRefused when a row cannot be run, and NotWritable."""
+    """A run whose rows are chosen while it runs. For one thread; others may set `stop`. Every
+    method that measures raises RowRefused if a row cannot be run, and NotWritable."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Driver:
         return load_points(self.run)
 
     def measure(self, load: Workload, texts_too: bool = False) -> LoadPoint | None:
-        """Returns None if the user stopped it before anything was measured."""
+        """Measures a load. Returns None if the user stopped it before anything was measured."""
         number = len(self.run.rows)
         with self._progress.row(number, load.model) as show:
             outcome = self._runner.run(number, load, self._stop, show)
@@ -60,7 +60,7 @@ class Driver:
                 self.measure(load)
 
     def drive(self, plan: Generator[Workload, LoadPoint, T]) -> T | None:
-        """Measures what the plan asks for, and returns its finding; None once the user stops it."""
+        """Measures the loads that a plan yields. Returns its result; None if the user stops it."""
         try:
             load = next(plan)
             while not self._stop.is_set():
@@ -75,6 +75,6 @@ class Driver:
 
 
 def new_run_folder(parent: Path, runner: RowRunner, argv: list[str]) -> RunFolder:
-    """Returns a new folder in `parent`, named by the time, for later rows. Raises NotWritable."""
+    """Returns a new run folder in `parent`, named by the time, without rows. Raises NotWritable."""
     run = new_run(runner, argv, {})
     return RunFolder(parent / run.name, run, workbook=None)

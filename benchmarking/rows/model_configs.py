@@ -1,6 +1,6 @@
-"""The model_configs CSV: one row of it is one group of requests. Every wrong cell is named.
+"""Reads the model_configs CSV, in which a row is a group of requests. Faults name every wrong cell.
 
-A row with faults is refused by itself; a file without usable header or rows is refused whole.
+A row with faults is refused by itself. A file without a usable header or rows is refused entirely.
 """
 
 import csv
@@ -23,12 +23,12 @@ MAX_USERS = 10_000
 
 
 def _size_name(cell: str) -> str:
-    """Accepts the sizes of other clients of this format too: "Small", "N/A"."""
+    """Returns a size in Hearth's spelling. Other clients of this format write "Small" or "N/A"."""
     return cell.lower().replace("n/a", "na")
 
 
 class Cells(BaseModel):
-    """One row as it is written. Empty cells have their default; columns may be absent."""
+    """One row of the file. Empty cells, and columns that are absent, have defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -63,8 +63,8 @@ class ModelConfigs:
 
 
 def read_model_configs(path: Path, images_allowed: bool = True) -> ModelConfigs:
-    """Raises InvalidConfig when nothing in the file can be run. `images_allowed`: false when
-    prompts are drawn from a list, which images do not go with."""
+    """Reads a file. Raises InvalidConfig if none of its rows can be run. `images_allowed` is False
+    if prompts are drawn from several texts, which cannot have images."""
     loads, faults = [], []
     for line, cells in _lines(path):
         found = _row(cells, images_allowed)
@@ -78,7 +78,7 @@ def read_model_configs(path: Path, images_allowed: bool = True) -> ModelConfigs:
 
 
 def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """Returns (line number, cells that are not empty) of every row that has any."""
+    """Returns the line number and the cells that are not empty, for every row that has any."""
     try:
         text = StringIO(read_bounded(path, MAX_BYTES).decode("utf-8-sig"), newline="")
         reader = csv.DictReader(text, restkey="", restval="")
@@ -102,7 +102,7 @@ def _check_header(path: Path, header: Any) -> None:
 
 
 def _written(row: dict[str, Any]) -> dict[str, str]:
-    """Cells beyond the header, if any, come under the name ""."""
+    """Returns the cells that are not empty, by column. Cells beyond the header have the name ""."""
     extra = row.pop("", [])
     cells = {name.strip(): value.strip() for name, value in row.items() if value.strip()}
     beyond = ", ".join(value for value in extra if value.strip())

@@ -1,4 +1,4 @@
-"""Lines on the terminal about a row that has ended. Pure."""
+"""Makes lines for the terminal about a row that has ended. Pure."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from benchmarking.results.summary import results
 
 
 def row_lines(run: Run, number: int, with_statistics: bool) -> Iterator[str]:
-    """`with_statistics`: every documented one too."""
+    """Yields lines about a row; `with_statistics` adds every documented statistic."""
     row = run.rows[number]
     title = f"row {number + 1}, {_shape(row.load)}"
     if row.error is not None:

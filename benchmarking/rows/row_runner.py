@@ -1,6 +1,6 @@
 """Runs one row: makes its prompts, sends the load and records the answers.
 
-Errors of a request are recorded; one that prevents the whole row raises RowRefused.
+Errors of single requests are recorded. An error that prevents the whole row raises RowRefused.
 """
 
 import math
@@ -27,7 +27,7 @@ from benchmarking.records import RequestError, RequestRecord, RowRecord, Workloa
 from benchmarking.results.result_files import file_stem
 from benchmarking.rows.model_configs import MIN_INPUT_TOKENS
 
-MAX_PROMPT_TOKENS = 2**28  # prompts are made before the first is sent
+MAX_PROMPT_TOKENS = 2**28  # bounds memory, because all prompts are made before the first is sent
 
 OnProgress = Callable[[Progress], None]
 
@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
-    """Options of all rows of a run. `warmup_requests`: None for as many as suit a row."""
+    """Options of all rows of a run. `warmup_requests` of None means a number that suits the row."""
 
     tokenizer: str = SERVER
     seed: int = 0
@@ -59,7 +59,7 @@ class RowOptions:
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """`texts`: (prompt, completion) of each measured request that was answered."""
+    """The results of a row. `texts` has (prompt, completion) of each completed measured request."""
 
     row: RowRecord
     records: tuple[RequestRecord, ...]
@@ -68,7 +68,7 @@ class RowOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RowRunner:
-    """Runs rows against one target. Immutable; any thread."""
+    """Runs rows against one target. Immutable; any thread may use it."""
 
     target: Endpoint
     options: RowOptions
@@ -77,7 +77,7 @@ class RowRunner:
     def run(
         self, number: int, load: Workload, stop: Event, on_progress: OnProgress | None = None
     ) -> RowOutcome:
-        """Returns what was measured, soon after `stop` is set. Raises RowRefused."""
+        """Runs a row. Once `stop` is set, it soon returns what it has. Raises RowRefused."""
         tokenizer = tokenizer_for(self.options.tokenizer, self.target, load.model)
         own = own_prompts(Path(load.prompts_path), tokenizer) if load.prompts_path else []
         if own:
@@ -106,7 +106,7 @@ class RowRunner:
         return error and RequestError(error.code, self.target.without_secrets(error.message))
 
     def _num_warmup(self, load: Workload) -> int:
-        """Returns as many requests as run at once, or as an open loop sends in a second."""
+        """Returns `warmup_requests`, by default one per user, or those of a second."""
         if self.options.warmup_requests is not None:
             return self.options.warmup_requests
         return min(load.num_requests, load.concurrency or math.ceil(load.qps or 0))
@@ -115,11 +115,11 @@ class RowRunner:
         self, number: int, load: Workload, count: int, tokenizer: Tokenizer
     ) -> list[Prompt]:
         num_tokens = load.input_tokens
-        if load.prompts_path:  # these warm up only, and the user's own may be very short
+        if load.prompts_path:  # these prompts only warm up; the user's own may be very short
             num_tokens = max(num_tokens, MIN_INPUT_TOKENS)
         length_rng = Random(f"{self.options.seed} {number} prompts")
         tokens_of = lengths(count, num_tokens, load.input_scv, length_rng)
-        if load.input_scv:  # a short beginning of its own leaves too little to choose from
+        if load.input_scv:  # a prompt needs room for its own prefix and text to choose from
             tokens_of = [max(tokens, MIN_INPUT_TOKENS) for tokens in tokens_of]
         maker = PromptMaker(tokenizer)
         image_rng = Random(f"{self.options.seed} {number} image")
@@ -150,7 +150,7 @@ class RowRunner:
         probe = replace(load, num_requests=1, output_tokens=1, concurrency=1, qps=None)
         question = replace(
             prompt, text="What is this?"
-        )  # the prompt itself stays unknown to caches
+        )  # another text, lest caches have the prompt when it is measured
         result = run_load(self._job(0, probe, [question]), _ignore, stop)
         error = result.exchanges[0].error if result.exchanges else None
         if error is not None and (error.code.startswith("4") or error.code == "ignored"):
@@ -218,7 +218,7 @@ def _records(
 
 
 def _counted(texts: Sequence[str], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns the tokens of chunks; nothing if the server, which counts them, is gone."""
+    """Returns the tokens of chunks and completion; nothing if they cannot be counted any more."""
     try:
         of_each = tuple(map(tokenizer.count_plain, texts))
         return {"chunk_tokens": of_each, "completion_tokens": tokenizer.count_plain("".join(texts))}
@@ -249,4 +249,4 @@ def _texts(
 
 
 def _ignore(progress: Progress) -> None:
-    """Used when nobody watches the progress."""
+    """Does nothing; used if the progress is not shown."""

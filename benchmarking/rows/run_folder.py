@@ -1,4 +1,4 @@
-"""The folder of a run: raw files first, and everything derived from them.
+"""The folder of a run, with its raw files and the files derived from them.
 
 `python -m benchmarking recompute` makes the derived files again from the raw ones alone.
 """
@@ -32,7 +32,7 @@ METRICS_JSON, METRICS_CSV = "metrics.json", "metrics.csv"
 
 
 class RunFolder:
-    """Keeps a run on disk while it goes on. Any thread. Every method raises NotWritable."""
+    """Keeps a run on disk while it runs. For any thread. Every method raises NotWritable."""
 
     def __init__(self, folder: Path, run: Run, workbook: Path | None) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class RunFolder:
             write_run(folder, run)
             if workbook is not None:
                 workbook.parent.mkdir(parents=True, exist_ok=True)
-                if not workbook.exists():  # an earlier one stays until this run has its own
+                if not workbook.exists():  # checks that it can be written; an earlier one stays
                     workbook.touch()
                     workbook.unlink()
 
@@ -66,7 +66,7 @@ class RunFolder:
         self.add(number, RowOutcome(refused, (), ()), texts_too=False)
 
     def finish(self) -> None:
-        """Writes the files about the whole run; no workbook where nothing was measured."""
+        """Writes the files about the whole run; no workbook if nothing was measured."""
         with self._lock, writing():
             write_metrics(self.folder, run_metrics(self.run))
             if self.workbook is not None and any(record.is_measured for record in self.run.records):
@@ -80,7 +80,7 @@ def new_run(
     name: str | None = None,
     loads: Sequence[Workload] = (),
 ) -> Run:
-    """Returns a run that begins now, with its rows waiting. `name`: by default the local time. Asks
+    """Returns a run that begins now, whose rows wait. Its name is the local time by default. Asks
     the server how many requests it serves at once."""
     started_at = runner.origin.started_at
     environment = Environment(
@@ -102,7 +102,7 @@ def new_run(
 
 
 def waiting_row(load: Workload) -> RowRecord:
-    """A row before its turn, and for good if that never comes."""
+    """Returns the record of a row that was not run yet."""
     return RowRecord(load, file_stem(load), 0.0, 0.0, time.time(), error="was not run")
 
 
@@ -131,7 +131,7 @@ def write_metrics(folder: Path, metrics: Metrics) -> None:
 
 
 def recompute(folder: Path) -> Run:
-    """Make every derived file again from the raw ones. Raises InvalidResults and NotWritable."""
+    """Makes the derived files again from the raw ones. Raises InvalidResults and NotWritable."""
     run = read_run(folder)
     with writing():
         for number in range(len(run.rows)):

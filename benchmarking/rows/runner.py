@@ -1,4 +1,4 @@
-"""Runs the rows in their order, and records each as it ends, even if others failed."""
+"""Runs the rows of a file in order, and records each when it ends, even if others failed."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -21,7 +21,7 @@ from benchmarking.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Everything a run depends on. `refused_rows`: what was wrong with rows that are left out."""
+    """Everything that a run depends on. `refused_rows` has the faults of rows that are left out."""
 
     config: BenchmarkConfig
     settings: Settings
@@ -29,7 +29,7 @@ class RunPlan:
     loads: Sequence[Workload] = ()
     refused_rows: Sequence[str] = ()
     headers: Headers = ()
-    agreed_target: Endpoint | None = None  # once the server was asked
+    agreed_target: Endpoint | None = None  # set by `served`
 
     @property
     def target(self) -> Endpoint:
@@ -45,8 +45,8 @@ class RunPlan:
         )
 
     def served(self, tell: Callable[[str], None]) -> "RunPlan":
-        """Returns the plan with the rows whose model the server serves, and a target it agrees to.
-        Raises TargetUnusable if the server does not answer, or serves none of them."""
+        """Returns the plan with only the rows whose model the server serves, and with a target
+        whose requests it accepts. Raises TargetUnusable if it does not answer, or serves none."""
         faults = unserved(self.target, [load.model for load in self.loads])
         loads = [load for load in self.loads if load.model not in faults]
         if not loads:
@@ -56,7 +56,7 @@ class RunPlan:
         return replace(self, loads=loads, refused_rows=refused, agreed_target=target)
 
     def row_runner(self) -> RowRunner:
-        """Its clock starts now."""
+        """Returns a runner whose clock starts now."""
         config = self.config
         options = RowOptions(
             tokenizer=config.tokenizer,
@@ -70,7 +70,7 @@ class RunPlan:
         return RowRunner(self.target, options, Origin.now())
 
     def open_folder(self, runner: RowRunner) -> RunFolder:
-        """A new folder with every row waiting. Raises NotWritable."""
+        """Returns a new run folder, in which every row waits. Raises NotWritable."""
         config = self.config.model_dump(mode="json") | {"refused_rows": list(self.refused_rows)}
         run = new_run(runner, self.argv, config, self.config.run_name, self.loads)
         return RunFolder(self.config.output_files_dir / run.name, run, self._workbook(run))
@@ -84,10 +84,10 @@ class RunPlan:
 
 
 def run_benchmark(plan: RunPlan, stop: Event, tell: Callable[[str], None]) -> RunFolder:
-    """Run every row; once `stop` is set, keep what was measured by then. Raises NotWritable.
+    """Runs every row; if `stop` is set, keeps what was measured by then. Raises NotWritable.
 
-    Rows run one after the other unless the configuration lets several run at once. `tell` is
-    given a few lines about each as it ends, by the thread that ran it.
+    Rows run one after the other, unless the configuration lets several run at once. When a row
+    ends, its thread calls `tell` with a few lines about it.
     """
     config, runner = plan.config, plan.row_runner()
     folder, num_rows = plan.open_folder(runner), len(plan.loads)
@@ -105,7 +105,7 @@ def run_benchmark(plan: RunPlan, stop: Event, tell: Callable[[str], None]) -> Ru
         try:
             for future in as_completed(running):
                 future.result()
-        except BaseException:  # a bug in one row stops the others
+        except BaseException:  # an unexpected error in one row stops the others
             stop.set()
             raise
     folder.finish()
