@@ -100,9 +100,8 @@ class RowResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunnerFacts:
-    """Facts about a loaded model, for people to read; no code depends on them. Bytes count the
-    whole model, even if several processes share it, and all user rows. `kernels` is the kernels'
-    variant, or torch."""
+    """Facts about a model for people; no code depends on them. Bytes count the whole model, even if
+    several processes share it, and all user rows. `kernels` is the kernels' variant, or torch."""
 
     family: str
     num_parameters: int

@@ -57,8 +57,7 @@ def content(has_gpu: bool) -> str:
 
 
 def write(path: Path, text: str, replace: bool) -> None:
-    """Writes a file, all or nothing, that only its owner can read. Raises FileExistsError if it
-    exists, unless `replace`."""
+    """Writes all or nothing, for the owner alone. Raises FileExistsError, unless `replace`."""
     scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -95,8 +95,7 @@ def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list[Loop]:
 
 
 def fit_loops(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceCurve | None:
-    """Returns a curve as `fit_closed_loops` does, but not for requests of a certain length.
-    `overhead` is by users, if it is known."""
+    """Returns the curve of loops, not yet for certain lengths. `overhead` is by users, if known."""
     users = sorted({loop.users for loop in loops})
     if len(users) < MIN_USERS:
         return None
@@ -220,9 +219,8 @@ def _differ(loops: Sequence[Loop]) -> bool:
 
 
 def _knots(loops: Sequence[Loop]) -> Sequence[int]:
-    """Returns the numbers of users at which c is an unknown: the least, the middle and the most of
-    those whose loops differ in prompt length, because one alone is uncertain. Without any, c is
-    constant."""
+    """Returns the numbers of users at which c is an unknown: the least, middle and most of those
+    whose prompts differ in length, as one alone is uncertain. If none do, c is constant."""
     of_users: defaultdict[int, list[Loop]] = defaultdict(list)
     for loop in loops:
         of_users[loop.users].append(loop)

@@ -77,8 +77,7 @@ MEASURES = (
 
 
 def compare(before: Run, after: Run) -> list[RowChange]:
-    """Returns the change of every measure, for loads that both runs have, in the order of
-    `before`."""
+    """Returns all measures' changes for the loads of both runs, in the order of `before`."""
     first, second = _by_load(before), _by_load(after)
     return [
         change

@@ -1,4 +1,4 @@
-"""One point of a load curve: the load that a row offered, and its measurements. Pure: any thread."""
+"""One point of a load curve: what a row offered, and what was measured. Pure: any thread."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -30,12 +30,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """The measurements of a row. Rates are over the time during which the load was held, without
-    the ramp and the drain.
+    """A row's figures. Rates are of the time in which the load was held, without ramp and drain.
 
     A latency is None if no request has it; ITL also if tokens came in bursts. `measured` has the
-    requests without the warm-up, in the order of their schedule. `stolen_share` is that of
-    `ClientOverhead`.
+    requests without the warm-up, in the order of their schedule. See `ClientOverhead.stolen_share`.
     """
 
     load: Workload
@@ -116,8 +114,7 @@ def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
 
 def steady_window(row: RowRecord, measured: Sequence[RequestRecord]) -> tuple[float, float]:
     """Returns start and end in seconds: from the first measured request until the last one is due.
-    If that is less than half of the row, for example because all are due at once, the whole row
-    counts."""
+    If that is less than half of the row, as when all are due at once, the whole row counts."""
     end_s = max(row.end_s, row.start_s + LEAST_S)  # failures in other clients' files lack times
     last_due_s = max((record.scheduled_s for record in measured), default=end_s)
     if last_due_s - row.start_s < (end_s - row.start_s) / 2:

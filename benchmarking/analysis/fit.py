@@ -56,8 +56,7 @@ class Validity:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The fitted speeds. `batch_bound` is the source of `max_batch_size`: `Places.source`, or
-    itl."""
+    """The fitted speeds. `max_batch_size` comes from `batch_bound`: a `Places.source`, or itl."""
 
     decode: Line  # ITL in ms over n
     prefill: Line  # TTFT without queueing in ms over k n
@@ -175,8 +174,7 @@ def fit(points: Sequence[Point], places: Places | None, slo_itl_ms: float | None
 
 
 def robust_line(x: Sequence[float], y: Sequence[float], what: str) -> Line:
-    """Returns the fitted line. Raises Unfit, naming `what`, for fewer than 4 points or a single
-    x."""
+    """Returns a line. Raises Unfit, naming `what`, for fewer than 4 points or a single x."""
     if len(x) < MIN_POINTS or np.ptp(x) < 1e-9 * np.max(x):
         raise Unfit(
             f"{what}: {len(x)} points at {len(set(x))} places do not make a line; measure at least "

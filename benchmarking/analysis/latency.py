@@ -42,8 +42,7 @@ def hidden_tokens(record: RequestRecord) -> int:
 
 
 def input_tokens(record: RequestRecord) -> int | None:
-    """Returns the prompt's tokens by the server's count, with the chat template, else the
-    client's."""
+    """Returns the prompt's tokens as the server counts (with the chat template), or the client."""
     return record.server.prompt_tokens or record.prompt_tokens
 
 

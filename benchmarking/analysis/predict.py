@@ -90,9 +90,8 @@ class OptimizerApi:
         rate_per_s: float,
         out_scv: float | None = None,
     ) -> Prediction:
-        """Returns the prediction for a load. `shape` has the mean input and output tokens of a
-        request. `out_scv` is the squared coefficient of variation of output tokens, which only
-        service curves use."""
+        """`shape` has a request's mean input and output tokens. `out_scv` is the squared
+        coefficient of variation of the latter, which only service curves take into account."""
         asked = {"arrivalRate": rate_per_s * PER_MINUTE}
         if out_scv is not None and "serviceCurve" in perf:
             asked["outTokensScv"] = out_scv
@@ -179,7 +178,7 @@ def _beside(optimizer: OptimizerApi, perf: Mapping[str, Any], parts: Sequence[Lo
 
 
 def outside(beside: Beside, validity: Validity) -> list[str]:
-    """Returns the quantities that are outside the ranges measured for the fit, with these ranges."""
+    """Returns the quantities outside the ranges that were measured for the fit, with the ranges."""
     asked = (
         ("prompt tokens", beside.input_tokens, validity.input_tokens),
         ("output tokens", beside.output_tokens, validity.output_tokens),

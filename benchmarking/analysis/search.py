@@ -48,7 +48,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class SweepEnd:
-    """How a sweep ended: `saturated` is its last point, if the server was saturated there;
+    """How a sweep ended: `saturated` is its last point, if the server was saturated there.
     `too_short` are points at lower rates whose rows were too short to tell."""
 
     saturated: LoadPoint | None
@@ -95,8 +95,8 @@ def sweep_rate(
 
 @dataclass(frozen=True, slots=True)
 class MaxLoad:
-    """`met` is the point at the highest rate found within the service levels, `missed` the one at
-    the lowest rate found beyond them."""
+    """`met` is the point at the highest rate that was found to meet the service levels, `missed`
+    the one at the lowest rate that was found not to."""
 
     met: LoadPoint | None
     missed: LoadPoint | None

@@ -100,8 +100,7 @@ def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
 def compare_runs(before: Path, after: Path) -> None:
     """Compare two runs.
 
-    Shows the changes of each load that both have, with 95 % intervals. Exit status 1 if anything is
-    worse.
+    Shows the changes of the loads of both, with 95 % intervals. Exit status 1 if anything is worse.
     """
     first, second = open_run(before), open_run(after)
     changes = compare(first, second)

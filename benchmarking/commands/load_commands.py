@@ -278,9 +278,8 @@ def switching(
 ) -> None:
     """Measure how long switching between MODELS takes.
 
-    It switches from each model to each other one, and sends one request at a time. The first
-    request of a visit waits for the switch; the others show the usual time. The first visit to each
-    model is warm-up.
+    It goes from each model to each other, with one request at a time: the first of a visit waits
+    for the switch, the others show what is usual. The first visit to each model is warm-up.
     """
     if len(set(models)) < 2:
         raise click.UsageError("name at least two models to switch between")

@@ -14,8 +14,7 @@ def due_times_s(
     """Returns due times in seconds from the start. The first is 0; waits have the mean 1/qps.
 
     Waits are 1/qps (constant), U(0, 2/qps) (uniform), or exponential, which makes arrivals a
-    Poisson process. With `scv` they have a gamma distribution with that squared coefficient of
-    variation; above 1, arrivals are burstier than a Poisson process.
+    Poisson process. With `scv` waits are gamma distributed; above 1, arrivals are burstier.
     """
     if scv is None:
         waits_s = (_wait_s(qps, distribution, rng) for _ in range(count - 1))

@@ -70,8 +70,8 @@ def _row(result: RowResult, records: Sequence[RequestRecord]) -> RowRecord:
 
 
 def _asked_tokens(result: RowResult, records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Returns the requested token counts. For a user's own prompts they are taken from the
-    requests, because the summary has only the name of their file."""
+    """Returns the requested token counts. For a user's own prompts they follow from the responses,
+    because the summary does not have them."""
     summary = result.summary
     if "num_input_tokens" in summary:
         return {

@@ -44,8 +44,7 @@ class ClientTimes:
 
 
 def client_times(record: RequestRecord) -> ClientTimes:
-    """Returns times by the documented formulas. T = end - sent; event x has Lx tokens; the answer
-    has n tokens.
+    """Uses the documented formulas. T = end - sent; Lx tokens in event x; n tokens in the answer.
 
     tpot = sum(g2..gk) / sum(L2..Lk). TTFT = g1 - (L1 - 1) * tpot, because a first event may have
     several tokens; but at least g1 / L1, their mean time, in case later tokens were slow. For

@@ -78,8 +78,7 @@ def steady_window(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics |
 
 
 def switching(records: Sequence[RequestRecord]) -> Metrics:
-    """Returns the server's switching time and the estimate. The warm-up counts, because its first
-    request waits for the switch."""
+    """Returns the server's time and the estimate, including the warm-up, which has the switch."""
     answered = sorted(succeeded(records), key=lambda record: record.sent_s)
     said_s = [s for record in answered if (s := record.server.switching_time_s) is not None]
     return {

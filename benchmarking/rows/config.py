@@ -1,4 +1,4 @@
-"""Reads `config.yaml`: everything about a run that does not belong to one row."""
+"""Reads `config.yaml`: everything about a run that does not belong to one row. Immutable."""
 
 import json
 import re
@@ -41,8 +41,7 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
 class BenchmarkConfig(BaseModel):
-    """The documented keys, then Hearth's own. Immutable. Relative paths start at the working
-    directory."""
+    """The documented keys, then Hearth's. Relative paths start at the working directory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 

@@ -51,8 +51,7 @@ class PageLoans:
     def add_draft(
         self, name: str, pages: RowPages, own_pages: int, give_up: Callable[[], None]
     ) -> None:
-        """Add the draft model of a member. `give_up` has it drop its pages, because rows precede
-        drafts."""
+        """Add a member's draft model. `give_up` has it drop its pages if rows need the memory."""
         self._open(_Account(name, pages, own_pages, None, give_up))
 
     def remove(self, name: str) -> None:

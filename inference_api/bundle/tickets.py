@@ -89,8 +89,7 @@ class Tickets:
         # Otherwise it timed out before, and another try has been requested since.
 
     def _end_overdue(self, now_s: float) -> None:
-        """Fail requests that wait for the holder if the loader has not answered in time. It may
-        still answer later."""
+        """Fail the holder's requests if the loader is late with an answer, which may yet come."""
         ticket, timeout_s = self._ticket, self._states.policy.load_timeout_s
         if ticket is None or not self._states.is_loader_overdue(now_s):
             return

@@ -186,8 +186,8 @@ class StepPlanner:
     def room_tokens(self, num_decoding: int) -> int:
         """Returns how many prompt tokens fit into a step in which `num_decoding` rows decode.
 
-        If rows decode, the step may take ITL_BUDGET_MS. Without that setting it may take ITL_BUDGET
-        times as long as a step in which all rows decode, if time is proportional to tokens. A
+        If rows decode, the step may take ITL_BUDGET_MS. Without that setting it may have ITL_BUDGET
+        times as many tokens as there are rows, as if its time were proportional to its tokens. A
         runner that is not batch invariant always gets whole chunks, so that the load does not
         change where a prompt is cut.
         """

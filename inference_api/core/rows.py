@@ -146,8 +146,7 @@ class UserRow:
         return len(self.tokens) - 1 - self.num_cached
 
     def take_prompt(self, num_tokens: int) -> RowStep:
-        """Returns a step with the next prompt tokens, each of which scores its successor if the
-        request asks for log probabilities of the prompt."""
+        """Returns a step with the next prompt tokens. Each scores its successor, if requested."""
         start = self.num_cached
         self.num_cached += num_tokens
         tokens = self.tokens
@@ -168,8 +167,7 @@ class UserRow:
         return draft if len(draft.token_ids) <= room_tokens else draft.first(max(room_tokens, 0))
 
     def take_step(self, draft: Draft = NO_DRAFT, wants_hidden: bool = False) -> RowStep:
-        """Returns a step with the last token, which is not cached yet, and a draft from
-        `fitting`."""
+        """Returns a step with the last token, which is not cached, and a draft from `fitting`."""
         start = self.num_cached
         self.num_cached += 1
         token_id = self.last_token_id
@@ -281,9 +279,8 @@ class RowTable:
         return bool(self._free)
 
     def may_admit(self, request: GenerationRequest, is_sure: bool = False) -> bool:
-        """Returns whether there is a free row, and pages for the prompt and SPARE_PAGES for each
-        running row; without the spare pages if a row `is_sure` for the request. False while any
-        request is paused."""
+        """Returns whether no request is paused, a row is free, and there are pages for the prompt
+        and, unless a row `is_sure` for the request, SPARE_PAGES for each running row."""
         has_row = self.has_free_row() and not self.paused
         num_spare = 0 if is_sure else SPARE_PAGES * len(self)
         return has_row and self._has_room(request, request.prompt_tokens, num_spare)

@@ -97,9 +97,9 @@ class StepCosts:
     def __init__(
         self, seconds: Mapping[int, float], max_tokens: int, max_rows: int | None = None
     ) -> None:
-        """`seconds` has measured times by size, or is empty; sizes above are extrapolated from the
-        two largest. `max_rows` is the most tokens of a step without drafts, by default
-        `max_tokens`."""
+        """`seconds` has measured times by size, or is empty; larger sizes are extrapolated from the
+        last two. `max_rows` is the most tokens of a step without drafts, by default `max_tokens`.
+        """
         self.prompts = PromptCosts()
         self.speed = StepSpeed()
         self._max_rows = max_rows or max_tokens

@@ -77,8 +77,7 @@ class _Tree:
         calibration: Calibration,
         max_tokens: int,
     ) -> Proposed:
-        """Returns a draft of the likeliest nodes, best first. `token_ids` and `probabilities` are
-        the row's guesses [heads, ranks].
+        """Returns the likeliest nodes, best first. Tokens and probabilities are [heads, ranks].
 
         A node is considered only after its parent and its previous sibling, which are at least as
         likely, have been chosen.

@@ -191,8 +191,7 @@ class Positions:
         return len(self.drawn_ids)
 
     def labels(self, num_heads: int) -> Tensor:
-        """Returns labels [positions, heads]. Head k's label is the likeliest token k + 1 positions
-        later.
+        """Returns labels [positions, heads]: for head k, the likeliest token k + 1 positions later.
 
         It is IGNORED after the answer's end, and after a drawn token that was not the likeliest,
         because heads do not see which token was drawn.
@@ -201,8 +200,8 @@ class Positions:
         return self._ahead(self.likeliest_ids, num_heads, is_own)
 
     def continuations(self, num_heads: int) -> Tensor:
-        """Returns the tokens [positions, heads] that were drawn where `labels` has likeliest ones,
-        up to the answer's end."""
+        """Returns the tokens [positions, heads] that were drawn where `labels` has the likeliest
+        ones, up to the answer's end."""
         return self._ahead(self.drawn_ids, num_heads, torch.ones(len(self), dtype=torch.bool))
 
     def _ahead(self, ids: Tensor, num_heads: int, is_followed: Tensor) -> Tensor:

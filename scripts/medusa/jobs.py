@@ -38,8 +38,7 @@ class Jobs:
     def of(
         cls, prompts: Iterable[Prompt], num_answers: int, seed: int, held_out: Sequence[Prompt] = ()
     ) -> Self:
-        """Returns jobs for `num_answers` answers. If there are fewer prompts, training has several
-        answers to each.
+        """Returns jobs for `num_answers` answers, several to a prompt if there are fewer prompts.
 
         `held_out` are prompts to judge by, by default a share of `prompts`. Half of the prompts for
         training are answered greedily, the others at a temperature. Raises ValueError if there are
@@ -88,8 +87,8 @@ class Jobs:
 
 
 def _training(prompts: Sequence[Prompt], first: int, count: int) -> Iterator[Job]:
-    """Yields jobs for all prompts, then for all again, until there are `count`. The first job of
-    every other prompt is greedy; the rest have a temperature."""
+    """Yields `count` jobs: for all prompts, then for all again, and so on. The first job of every
+    other prompt is greedy; all other jobs have a temperature."""
     for turn, prompt in zip(range(count), cycle(prompts), strict=False):
         is_sampled = turn >= len(prompts) or turn % 2 == 1
         yield Job(first + turn, prompt, SAMPLED_TEMPERATURE if is_sampled else 0.0)

@@ -117,11 +117,8 @@ def require_skill(judgement: Judgement) -> None:
 
 
 def ranks(guesses: Tensor, continuations: Tensor) -> Tensor:
-    """Returns the ranks [positions, heads] of drawn tokens among the heads' guesses; NOT_GUESSED
-    for a token that is not among them.
-
-    `guesses` is [positions, heads, ranks], and `continuations` is [positions, heads].
-    """
+    """Returns the ranks of `continuations` [positions, heads] in `guesses` [positions, heads,
+    ranks]; NOT_GUESSED for a token that is not among the guesses."""
     is_right = guesses == continuations.unsqueeze(-1)
     return torch.where(is_right.any(-1), is_right.int().argmax(-1), NOT_GUESSED)
 

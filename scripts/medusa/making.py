@@ -180,8 +180,7 @@ def _fitting(every: Iterator[prompts.Prompt], how: Collecting) -> Iterator[promp
 
 
 def _draft_tokens(options: Options, training: Positions, vocab_size: int) -> Tensor:
-    """Returns the tokens that heads can name, ascending: all, or the most frequent ones for shared
-    heads."""
+    """Returns the tokens that heads can name, ascending: all, or (shared) the most frequent."""
     if options.variant == "full" or not 0 < options.draft_tokens < vocab_size:
         return torch.arange(vocab_size)
     counts = training.likeliest_ids.bincount(minlength=vocab_size)

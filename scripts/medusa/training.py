@@ -71,8 +71,8 @@ class TrainingFigures:
 
 
 def lr_scale(step: int, steps: int) -> float:
-    """Returns the factor of the learning rate, which rises to 1 during the warm-up, then falls
-    along a cosine."""
+    """Returns the factor of the learning rate. It rises to 1 during the warm-up, then falls along a
+    cosine."""
     if step < WARM_UP_STEPS:
         return (step + 1) / WARM_UP_STEPS
     share = (step - WARM_UP_STEPS) / max(1, steps - WARM_UP_STEPS)

@@ -55,9 +55,8 @@ def _packed_bits(parts: Bytes, bits: int) -> Bytes:
 
 
 def _six_bits(scales: NDArray[Any], minima: NDArray[Any]) -> Bytes:
-    """Returns bytes [blocks, 3, 4] of eight scales and eight minima of six bits. The first two
-    parts have the scales and minima of the first four groups, and above them the two high bits of
-    the last four groups. The third part has the low bits of these."""
+    """Returns [blocks, 3, 4] bytes of eight scales and minima: those of the first four groups, with
+    the two high bits of the last four groups above them, then the low bits of the last four."""
     both = np.stack((scales, minima), 1).astype(np.uint8)
     first, last = both[..., :4], both[..., 4:]
     low = last[:, :1] & FOUR_BITS | last[:, 1:] << FOUR

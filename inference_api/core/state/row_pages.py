@@ -80,10 +80,9 @@ class RowPages:
         self._rows: dict[int, HeldPages] = {}
         self.disk: StoredPages | None = None
         self.borrow: Callable[[int, int], None] | None = None
-        """Called with a number of pages before free pages run out: it may raise the limit by up to
-        that many. The second number is how many are needed even if all cached pages are evicted.
-        Set if models share memory; recurrent states, too, then have memory only while a row
-        runs."""
+        """Called before free pages run out: it may raise the limit by up to this many pages. The
+        second number is how many are needed even if all cached pages are evicted. Set if models
+        share memory; recurrent states, too, then have memory only while a row runs."""
 
     def store(self, disk: Disk, memory: PageMemory) -> None:
         """Also keep pages on disk, where they outlive their eviction and the process."""
@@ -152,8 +151,7 @@ class RowPages:
         return free_rows[0]
 
     def begin(self, row: int, root: Hashable, prompt: Sequence[int], *, reuses: bool = True) -> int:
-        """Give the row the cached pages of its prompt. Returns how many tokens are in them and need
-        not be computed; never all tokens.
+        """Give a row the cached pages of its prompt. Returns their tokens, which are never all.
 
         Only tokens that were computed under an equal `root` are reused. Call it again while the row
         has written nothing: by then others may have sealed more, or pages have been read from disk.
