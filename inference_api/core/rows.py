@@ -30,10 +30,9 @@ SPARE_PAGES = 2  # pages that an admission leaves free for each running row, les
 class Draft(NamedTuple):
     """Guessed tokens that may follow a row's next token: a chain or, with `parents`, a tree.
 
-    `parents` has for each guess the index of the earlier guess that it follows, or -1 if it follows
-    the row's next token; siblings are different tokens. `likelihoods` has for each guess the
-    probability that it and all its ancestors are drawn. They never rise, so the first guesses of a
-    draft are its best ones, and form a draft themselves.
+    `parents` has the index of the earlier guess that each guess follows, -1 for the row's next
+    token; siblings differ. `likelihoods` has the probability that each guess and its ancestors are
+    drawn. They never rise, so the first guesses of a draft are its best, and form a draft too.
     """
 
     token_ids: Sequence[int] = ()
