@@ -86,7 +86,7 @@ class LoadedModel:
             disk.settle(READ_WAIT_S)
 
     def flush_pages(self, seconds: float) -> None:
-        """Write the pages that ended rows have left to disk, for at most so many seconds."""
+        """Write the pages that ended rows have left to disk, for at most `seconds`."""
         if (disk := self.rows.pages.disk) is not None:
             disk.flush(seconds)
 
