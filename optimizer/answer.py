@@ -18,8 +18,7 @@ from optimizer.spec import AllocationData, AllocationJson, AllocationPart, Serve
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 NO_TRAFFIC_PER_S = 1e-12  # below this rate, energy per request means nothing
 
-# Fields that desired allocations keep besides the reference's, so that their readers have them,
-# too.
+# Our own fields of stored allocations, which `allocations` in an answer leaves out.
 _EXTENSIONS = {"utilization", "power_watts"}
 _NOT_THE_REFERENCES = dict.fromkeys(_EXTENSIONS, True) | {"parts": {"__all__": _EXTENSIONS}}
 
@@ -70,7 +69,8 @@ class Summary(JsonObject):
 
 
 class Solution(JsonObject):
-    """Mappings are by server. `loadFaults`: unusable loads, and what was done instead."""
+    """The JSON of a solve. Mappings have servers as keys. `loadFaults` describes unusable loads and
+    what was done instead."""
 
     allocations: dict[str, AllocationJson]
     unallocated: dict[str, str]
@@ -127,7 +127,7 @@ class Allocation:
 
     @property
     def loss(self) -> float:
-        """Fraction of requests that find the queues full. Parts share the load by ability."""
+        """Fraction of requests that find the queue full. Parts share the load by highest rate."""
         able = self.max_rate_per_s
         if able == 0:
             return 0.0
@@ -172,7 +172,7 @@ class Allocation:
 class Answer:
     allocations: Mapping[str, Allocation]
     unallocated: Mapping[str, str]  # server -> reason
-    load_faults: Mapping[str, str]  # server -> fault of its load, and what was done instead
+    load_faults: Mapping[str, str]  # server -> fault of its load and what was done instead
     solver: str
     notes: tuple[str, ...]
     gap: float | None

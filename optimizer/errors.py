@@ -1,7 +1,7 @@
 """Every error of the optimizer, with the status a client sees.
 
 A server without an allocation is not an error: the answer gives the reason for each server.
-Raise them anywhere; `routes` renders them, once, at the edge, as it does BodyTooLarge of
+Any code may raise them. `routes` alone renders them, and also BodyTooLarge of
 `common.http_routes`, StoreFailed of `common.errors` and NotInstalled of `common.numerics`.
 """
 

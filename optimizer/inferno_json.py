@@ -85,17 +85,17 @@ class Body(BaseModel):
 
 
 closed = with_config(extra="forbid")
-"""Has pydantic describe a typed dictionary as one of these keys alone."""
+"""Decorates a typed dictionary, so that pydantic describes it as having no other keys."""
 
 
 @closed
 class JsonObject(TypedDict):
-    """Base class of answers that are no `Body`. The type checker checks them, at no cost."""
+    """Base class of answers that are not a `Body`. Only the type checker checks them."""
 
 
 BodyT = TypeVar("BodyT", bound=Body)
 
-MAX_DIGITS = 4000  # Python reads 4300
+MAX_DIGITS = 4000  # below Python's own limit of 4300
 
 
 def read(model: type[BodyT], value: object, reading: Reading = Reading.OURS) -> BodyT:

@@ -1,8 +1,8 @@
-"""Reads numbers from monitoring: means, and sometimes nothing, NaN or impossible values.
+"""Reads figures from monitoring, which may be means, missing, NaN or impossible.
 
-If the measured load of one server is unusable, that server gets a reason in the answer, instead of
-the caller a 400. The reference refuses values that are no numbers and reads absent ones as 0; so
-does `Reading.REFERENCE`.
+If the measured load of one server is unusable, the answer gives that server a reason; the request
+is not refused. The reference refuses values that are no numbers and reads absent ones as 0; so does
+`Reading.REFERENCE`.
 """
 
 import math
@@ -18,12 +18,12 @@ MAX_COMPUTED = 1e35
 
 
 def _whole(value: Any) -> Any:
-    """Rounds a mean number, as Prometheus gives it (998.7), to a whole one."""
+    """Rounds a mean, such as 998.7 from Prometheus, to a whole number."""
     return round(value) if isinstance(value, float) and math.isfinite(value) else value
 
 
 def _known(most: float, otherwise: float | None = None) -> BeforeValidator:
-    """Replaces a number that no measurement can give by `otherwise`."""
+    """Replaces NaN, and numbers beyond ±`most`, which no measurement gives, by `otherwise`."""
 
     def read(value: Any, info: ValidationInfo) -> Any:
         is_number = isinstance(value, int | float) and info.context is not Reading.REFERENCE

@@ -1,6 +1,6 @@
 """`hearth plan`, `python -m optimizer.plan`: how many accelerators, at what cost, and why.
 
-It asks the optimizer's own question (`questions.how_many`) in this process: no server is needed.
+It runs the optimizer's query `questions.how_many` in this process, so no server is needed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -132,7 +132,7 @@ def at_all_peaks(answers: Sequence[HowMany]) -> HowMany:
 
 
 def trace_lines(arrival_s: FloatArray, peak_s: float, peaks: Iterable[Peak]) -> Iterable[str]:
-    """A trace's size, and its load in its peaks."""
+    """Yields the size of a trace and the load of each peak, line by line."""
     yield f"{len(arrival_s)} requests in {arrival_s[-1]:g} s; the peaks of {peak_s:g} s:"
     for peak in peaks:
         rate, tokens = peak["arrivalRate"] / 60, (peak["avgInTokens"], peak["avgOutTokens"])

@@ -3,8 +3,8 @@
 Readers use `state`, an immutable value, without a lock, and never wait for a solve. Writers queue
 for one lock, which is held through a solve: an allocation must belong to the system it is stored
 into, or two solves together could promise more cards than there are. Large solves take turns before
-the lock, and while one runs, so do all other writers. Only a few may wait, for a limited time, so
-that they do not occupy every thread.
+they take the lock; while one runs, all other writers take turns, too. Only a few may wait, for a
+limited time, so that they do not occupy every thread.
 """
 
 import logging
@@ -58,7 +58,7 @@ def is_large(system: System, flags: OptimizerSpec) -> bool:
 
 
 class OptimizerService(ABC):
-    """What both modes have. Any thread."""
+    """Base class of the services of both modes. Any thread."""
 
     def __init__(self, options: ServiceOptions, state: SystemState) -> None:
         self.options = options
@@ -141,7 +141,7 @@ class StatefulService(OptimizerService):
             self._commit(state)
 
     def optimize(self, flags: OptimizerSpec) -> Solution:
-        """Solve the system, and store the allocations as desiredAlloc; empty without one."""
+        """Solve the system and store the allocations as desiredAlloc; servers without get none."""
         with self._solving(self._state.system, flags):
             state = replace(self._state, system=replace(self._state.system, optimizer=flags))
             solved, body = self._solved(state, state.changed_at_s)
@@ -156,7 +156,7 @@ class StatefulService(OptimizerService):
         return body
 
     def apply_allocation(self) -> None:
-        """Make desired allocations current. Loads, and servers without one, do not change."""
+        """Make desired allocations current. Keeps loads, and servers without a desired one."""
         with self._writing():
             state = self._state
             system = state.system.with_servers(
@@ -194,8 +194,8 @@ class StatefulService(OptimizerService):
     def _commit(self, state: SystemState) -> None:
         """Save the state, then publish it. The caller holds the lock.
 
-        A commit that failed may have been carried out, as by a Redis whose answer was lost. What is
-        saved is then read again, or later changes would be saved on top of refused ones."""
+        A commit that failed may have taken effect, for example if Redis's answer was lost. The next
+        commit then reads the store again, so that it does not build on a refused change."""
         saved = self._saved or from_records(self._store.load())
         self._saved = None
         self._store.commit(changes(saved, state))

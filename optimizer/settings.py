@@ -13,7 +13,7 @@ from optimizer.errors import StartupError
 
 
 class Settings(ServiceSettings):
-    """The documented variables, some named as the reference's. A wrong one stops the start."""
+    """The documented variables; some have the reference's names. A wrong value stops the start."""
 
     model_config = SettingsConfigDict(
         populate_by_name=True,

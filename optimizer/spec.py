@@ -4,8 +4,8 @@ The JSON names are the reference's (`slo-itl`, `maxBatchSize`, ...). Every field
 it is read, so other code may rely on its values. Values are immutable: any thread.
 
 Units: cost cents per hour and accelerator unit, power W per unit, times ms, load requests per
-minute, memory GB and GB/s. Fields marked "extension" are not the reference's; left out of an
-answer unless given.
+minute, memory GB and GB/s. Fields marked "extension" are not in the reference; answers leave them
+out unless they were given.
 """
 
 from enum import StrEnum
@@ -77,7 +77,7 @@ class CapacitySpec(Body):
 class DecodeParms(Body):
     alpha: Amount = 0.0
     beta: Amount = 0.0
-    alpha_error: Amount | None = None  # extension, as all errors: standard errors
+    alpha_error: Amount | None = None  # standard error; all errors are extensions
     beta_error: Amount | None = None
 
 
@@ -110,7 +110,8 @@ CurvePoints = Annotated[
 
 
 class OverheadPoint(Body):
-    """Time that a request waits outside of steps, by the number in service, itself included."""
+    """Time that a request waits outside of steps while `rows` requests, itself included, are
+    served."""
 
     rows: Rows
     ms: Amount
@@ -125,11 +126,11 @@ def _one_point(value: Any) -> Any:
 
 
 class ServiceCurve(Body):
-    """Measured step times: a(n) of n rows that decode and c(n) more for each prompt token.
+    """Measured step times: a(n) for n decoding rows, and c(n) more for each prompt token.
 
     Extension; used instead of all other parameters. `overhead_ms` is the time that a request waits
     outside of steps before its first token; it and `prompt_token_ms` may be single numbers.
-    `handling_ms` is the part of it in which simultaneous requests wait for each other.
+    `handling_ms` is the part of the overhead in which simultaneous requests wait for each other.
     """
 
     decode_ms: CurvePoints
@@ -171,7 +172,7 @@ def _check_ascending(name: str, rows: list[int]) -> None:
 
 
 class PerfData(Body):
-    """Speed of a model on an accelerator, by its *name*."""
+    """Speed of a model on the accelerator whose name, not type, is `acc`."""
 
     name: Name
     acc: Name
@@ -211,7 +212,7 @@ class ServiceClassSpec(Body):
 
     @property
     def effective_priority(self) -> int:
-        """1 (highest) to 100; what lies outside counts as 100."""
+        """1 (highest) to 100; a priority outside this range counts as 100."""
         return self.priority if 1 <= self.priority <= LOWEST_PRIORITY else LOWEST_PRIORITY
 
     def target(self, model: str) -> ModelTarget | None:
@@ -229,7 +230,7 @@ class AllocationPart(Body):
     itl_average: MeasuredLatency = 0.0
     ttft_average: MeasuredLatency = 0.0
     avg_concurrency: Measured = None  # newer reference: requests in service; not used
-    utilization: Computed | None = None  # extension, as `powerWatts`: of desired allocations
+    utilization: Computed | None = None  # extension, like `powerWatts`; in desired allocations
     power_watts: Computed | None = None  # power of all its replicas
     load: LoadSpec = _READ_EMPTY
 
@@ -254,7 +255,7 @@ class AllocationData(AllocationPart):
         return [(part.accelerator, part.num_replicas) for part in self.each_part()]
 
 
-# The types of their JSON, for descriptions of answers.
+# JSON of a target and of an allocation, for descriptions of answers.
 ModelTargetJson = Annotated[
     dict[str, Any], GetPydanticSchema(lambda _, describe: describe(ModelTarget))
 ]
@@ -273,7 +274,7 @@ class ServerSpec(Body):
     min_num_replicas: Count = 0
     max_num_replicas: Count | None = None  # extension; absent = no bound
     max_batch_size: Count = 0  # 0 = from the performance data
-    max_queue_size: Count | None = None  # newer reference; absent = 10 x batch, there 0
+    max_queue_size: Count | None = None  # newer reference; absent = 10 x batch, or 0 there
     current_alloc: AllocationData = _READ_EMPTY
     desired_alloc: AllocationData = AllocationData()
 

@@ -25,7 +25,7 @@ from optimizer.system import System
 
 Timestamp = Annotated[float, Field(ge=0, le=1e11)]  # s since 1970
 
-_SINGLE = ""  # the name of records of which there is one
+_SINGLE = ""  # name of a record that is the only one of its kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class System:
         }
 
     def unit(self, model: str, accelerator: str) -> tuple[str, int, float]:
-        """Returns the card type, cards and cost of one replica; nothing for an unknown name."""
+        """Returns the card type, cards and cost of one replica; empty and 0 for an unknown name."""
         spec = self.accelerators.get(accelerator)
         if spec is None:
             return "", 0, 0.0
@@ -152,7 +152,7 @@ class System:
 
 
 def in_order(mapping: Mapping[str, T]) -> list[T]:
-    """Returns the values by name."""
+    """Returns the values, sorted by name."""
     return [mapping[name] for name in sorted(mapping)]
 
 

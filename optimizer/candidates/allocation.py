@@ -100,8 +100,8 @@ def _contender(item: Eligible, candidates: list[Candidate]) -> Contender:
 
 
 def _no_candidate(server: ServerSpec, refused: dict[str, Refusal]) -> Refusal:
-    """Returns the refusal of a server without candidates: that of the accelerator that comes
-    nearest."""
+    """Returns the refusal of a server without candidates: the refusal of the accelerator that comes
+    nearest to its bound."""
     if not refused:
         if server.keep_accelerator and server.current_alloc.accelerator:
             kept = server.current_alloc.accelerator
@@ -143,7 +143,7 @@ def _values(
 
 
 def _idle_candidates(item: Eligible, options: OptionTable) -> list[Candidate]:
-    """Returns the candidates of a server without load: its minimum of replicas, or none at all."""
+    """Returns the candidates of a server without load. They have its minimum number of replicas."""
     server, replicas = item.server, item.server.min_num_replicas
     if replicas == 0:
         return [NOTHING._replace(value=value_of(server, "", 0, 0.0))]
@@ -226,7 +226,7 @@ def _refusal(pairs: PairTable, row: int) -> Refusal:
 
 
 def _candidates(pairs: PairTable) -> dict[int, list[Candidate]]:
-    """Returns the candidates by index into the servers."""
+    """Returns the candidates of each server, by its index in `pairs.servers`."""
     rows = np.flatnonzero(pairs.is_candidate)
     option, replicas = pairs.option[rows], pairs.replicas[rows]
     found = pairs.replica.take(rows).analyze(pairs.demand_per_s[rows] / replicas / 1000)
@@ -256,7 +256,7 @@ def _candidates(pairs: PairTable) -> dict[int, list[Candidate]]:
 
 
 def _transition_values(pairs: PairTable, rows: IntArray, cost: Float32Array) -> Float32Array:
-    """Returns `value_of` each of `rows`."""
+    """Returns `value_of` for each of `rows`."""
     allocs = [item.server.current_alloc for item in pairs.servers]
     server = pairs.server[rows]
     accelerator = np.array([a.accelerator for a in allocs], dtype=np.object_)[server]

@@ -1,4 +1,4 @@
-"""Service curves for the model: their keys, and slower versions. Immutable: any thread."""
+"""Converts service curves for the model, gives them keys, and scales them. Pure: any thread."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from optimizer.spec import (
     ServiceCurve,
 )
 
-DIGEST_BITS = 52  # a float holds integers of so many bits exactly
+DIGEST_BITS = 52  # a float holds integers of this many bits exactly
 
 Curves = Mapping[float, StepCurve]
 
@@ -37,7 +37,7 @@ def curves_of(perfs: Iterable[PerfData]) -> Curves:
 
 
 def scaled(perf: PerfData, decode: float, prefill: float) -> PerfData:
-    """Returns the data of a server whose steps take `slowness` times as long."""
+    """Returns the data with decode times multiplied by `decode`, and prefill times by `prefill`."""
     own, first, both = perf.decode_parms, perf.prefill_parms, perf.perf_parms
     return perf.model_copy(
         update={
@@ -75,7 +75,7 @@ def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> Service
 
 
 def step_curve(given: ServiceCurve) -> StepCurve:
-    """Returns a measured curve."""
+    """Returns a measured curve as the model uses it."""
     return StepCurve(
         decode=_points(given.decode_ms),
         prompt_token=_points(given.prompt_token_ms),

@@ -16,7 +16,7 @@ from optimizer.system import System
 
 @dataclass(frozen=True, slots=True)
 class LoadFault:
-    """The fault of a load, and the replicas that stay, if any run."""
+    """The fault of a load, and the running replicas that stay."""
 
     message: str
     stays: tuple[SolverChoice, ...]
@@ -55,7 +55,7 @@ def _within_maximum(system: System, server: ServerSpec) -> Iterator[SolverChoice
 
 
 def _as_it_runs(system: System, model: str, part: AllocationPart, replicas: int) -> Candidate:
-    """Returns a part with its old figures, at the current price."""
+    """Returns a running part as a candidate, with its measured figures and the current price."""
     card_type, cards, unit_cost = system.unit(model, part.accelerator)
     if part.accelerator not in system.accelerators:
         unit_cost = part.cost / part.num_replicas

@@ -100,7 +100,7 @@ class PairTable:
 
 
 def size_pairs(servers: Sequence[Eligible], options: OptionTable, cache: SizingCache) -> PairTable:
-    """Returns the table of servers that all have traffic."""
+    """Returns the table for servers that all have traffic."""
     numbers = [options.of_server(item.server) for item in servers]
     server = np.repeat(np.arange(len(servers)), [len(some) for some in numbers])
     option = np.array([number for some in numbers for number in some], dtype=np.int64)
@@ -120,7 +120,7 @@ def size_pairs(servers: Sequence[Eligible], options: OptionTable, cache: SizingC
     is_within = is_sizable & (needed <= most)
     has_room = np.zeros(len(servers), dtype=np.bool_)
     has_room[server[is_within]] = True
-    # If no accelerator suffices within maxNumReplicas, offer that many, overloaded.
+    # If no accelerator suffices within maxNumReplicas, offer maxNumReplicas overloaded replicas.
     is_capped = is_sizable & ~has_room[server] & (most > 0)
     return PairTable(
         servers=servers,

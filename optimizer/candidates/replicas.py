@@ -1,4 +1,4 @@
-"""Computes queue, highest rate and latencies of one replica of each pair, once per parameters.
+"""Computes queue, highest rate and latencies of one replica of each pair.
 
 Tables are immutable. Any thread may use them and the cache.
 """
@@ -83,7 +83,7 @@ class RequestTable(Columns):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTable(RequestTable):
-    """All parameters that decide the performance of one replica of each pair. Without defaults."""
+    """All parameters that decide the performance of one replica of each pair; no defaults left."""
 
     iterates: FloatArray
     alpha_ms: FloatArray
@@ -92,7 +92,7 @@ class ReplicaTable(RequestTable):
     delta_ms: FloatArray
     curve: FloatArray  # its key; 0: none
     curves: Curves = field(default_factory=dict, metadata=SHARED, kw_only=True)
-    # Chains by their parameters: a chain's rates take as long to compute as its solution.
+    # Chains by parameters, kept because a chain's rates take as long to compute as its solution.
     chains: dict[tuple[float, ...], CurveReplica] = field(
         default_factory=dict, metadata=SHARED, kw_only=True
     )
@@ -172,7 +172,7 @@ class ReplicaTable(RequestTable):
 
 
 class SizingCache:
-    """Cached sizings by parameters. Servers with the same model, class and shape of requests share
+    """Caches sizings by parameters. Servers with the same model, class and shape of requests share
     entries, and so do successive solves.
 
     Any thread: entries are immutable and written whole; at worst two threads compute the same one.

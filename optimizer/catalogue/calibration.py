@@ -52,13 +52,13 @@ class PairFit(Body):
         return self.model, self.accelerator, self.precision
 
     def error_beside(self, estimated: float) -> float:
-        """Returns the relative error of steps as a whole, at most that of an estimate."""
+        """Returns the relative error of a whole step, but at most `estimated`, an estimate's."""
         return min(float(np.hypot(self.residual, self.steps_error)), estimated)
 
 
 class Calibration(Body):
-    """`efficiency` says by part how many times as long it really takes. The errors are relative
-    standard errors of estimates, for models without and with experts."""
+    """`efficiency` holds a factor on the datasheet's time, or ms, for each of `roofline.PARTS`. The
+    errors are relative standard errors of estimates, for models without and with experts."""
 
     efficiency: list[float]
     dense_error: float

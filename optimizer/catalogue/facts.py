@@ -39,7 +39,8 @@ Aliases = Annotated[list[Name], Field(max_length=50)]
 
 
 class Experts(Body):
-    """Parameters of all experts together; experts in a layer, and experts used by a token."""
+    """`parameters` of all experts together, their `count` in a layer, and those `active` for a
+    token."""
 
     parameters: Positive
     count: Whole

@@ -1,4 +1,4 @@
-"""Lists what could be rented for a demand: cards of each type, one or several for a replica.
+"""Lists the replicas that could be rented for a demand: one or several cards of a type.
 
 Pure: any thread.
 """
@@ -36,7 +36,8 @@ class RequestDemand:
 
 @dataclass(frozen=True, slots=True)
 class CardMarket:
-    """What is available. `cents` per card and hour; `measured` by accelerator and cards."""
+    """The cards on offer. `cents` is the price of a card per hour, by accelerator. `measured` has
+    (accelerator, cards) as keys."""
 
     facts: Facts
     calibration: Calibration
@@ -63,7 +64,7 @@ class Option:
         return self.machine.accelerator.name
 
     def lowest_cost(self, demand: RequestDemand) -> float:
-        """Returns the least cost, without queueing; infinite if even so ITL is missed."""
+        """Returns the cost in cents an hour without queueing; infinite if ITL is missed even so."""
         tokens = demand.in_tokens / demand.out_tokens
         rates = [
             1000 * rows / (demand.out_tokens * (step_ms + rows * tokens * token_ms))
@@ -76,7 +77,7 @@ class Option:
 
 
 def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], dict[str, str]]:
-    """Returns the options to size, by accelerator and cost, and why others have none."""
+    """Returns the options to size, and the reason for each accelerator that has none."""
     found: list[Option] = []
     refused: dict[str, str] = {}
     for accelerator in market.accelerators:
@@ -101,7 +102,7 @@ def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], di
 def _options_with(
     demand: RequestDemand, market: CardMarket, accelerator: AcceleratorFacts
 ) -> Iterator[Option]:
-    """Returns the measured speeds of an accelerator, which replace all published ones."""
+    """Yields an accelerator's options. Measured speeds replace all of its published ones."""
     is_measured = any(name == accelerator.name for name, _ in market.measured)
     for cards in CARDS_PER_REPLICA:
         if cards > demand.model.kv_heads or cards > (market.max_cards or cards):

@@ -1,6 +1,6 @@
 """The time of a model's step at the speeds of datasheets, in parts.
 
-A step of n rows reads the weights (of experts, those that n tokens choose) and the rows' caches,
+A step of n rows reads the weights (only those experts that n tokens choose) and the rows' caches,
 and computes 2 operations per parameter and token. Each part is a time at the datasheet's speed; the
 calibration says how many times as long it really takes. Two parts are not bandwidth: the fixed time
 of a layer (`layer`), and the time that cards sharing a layer wait for each other (`sync`).
@@ -23,7 +23,7 @@ PARTS = (
     "cache",
     "dense",  # products in 16 or 8 bits
     "fp4",
-    "experts",  # products of models with experts, at the speed of 16 bits whatever their precision
+    "experts",  # products of models with experts, at the speed of 16 bits for every precision
     "request",  # ms per request, outside of steps
 )
 IN_MS = ("layer", "sync", "request")  # parts that no datasheet gives
@@ -120,7 +120,7 @@ class Machine:
         return model.parameters - copies * model.vocabulary_parameters - experts
 
     def _read_bytes(self, rows: float) -> float:
-        """Returns the bytes that a step reads. Of the vocabulary that is only the output matrix."""
+        """Returns the bytes that a step reads, which include no input matrix of the vocabulary."""
         read = self._matrices_bytes + self.model.vocabulary_parameters * VOCABULARY_BITS / 8
         experts = self.model.experts
         if experts is None:

@@ -45,7 +45,7 @@ MAX_FALL = 1.1  # highest rate over the rate with all rows; above it, more load 
 
 
 class Solved(NamedTuple):
-    """One replica at one arrival rate: the fields of `Performance` in their order, and one more."""
+    """One replica at one arrival rate: the fields of `Performance` in order, then another one."""
 
     throughput_per_ms: float
     loss: float
@@ -143,8 +143,7 @@ class CurveReplica:
         throughput = self._throughput(rate_per_ms, p)
         states = np.arange(rows)
         in_service = float(states @ p.below) + rows * (p.open + p.full)
-        # A request that comes during a step waits for its end; one that finds none running does
-        # not.
+        # A request that comes during a step waits for its end, unless it finds no step running.
         residual_ms = float(self.rates.residual_ms[:-1] @ p.below[1:]) / p.admitted
         prefill_ms = float(self._prefill_ms(throughput) @ np.append(p.below, p.open)) / p.admitted
         service_ms = in_service / throughput
@@ -173,8 +172,8 @@ class CurveReplica:
         )
 
     def _handling_wait_ms(self, rate_per_ms: float) -> float:
-        """Returns how much longer handling a request takes beside others, by the mean sojourn time
-        s / (1 - rate s) of processor sharing (Kleinrock, JACM 14, 1967)."""
+        """Returns how much longer the handling of a request takes because of others, by the mean
+        sojourn time s / (1 - rate s) of processor sharing (Kleinrock, JACM 14, 1967)."""
         handling_ms = self.curve.handling_ms
         share = min(rate_per_ms * handling_ms, MAX_HANDLING)
         return handling_ms * share / (1 - share)
@@ -226,8 +225,8 @@ class CurveReplica:
         """Returns the time from the start of a request's first step to its first token, by the
         number of requests it meets: 0..N - 1, and N with all rows taken.
 
-        A prompt shares its step with the prompts that came during the step before, earlier or later
-        than itself; or, if no two fit into a step, waits for those before it.
+        A prompt shares its step with the prompts that came during the previous step. If no two
+        prompts fit into a step, it waits for the prompts before it instead.
         """
         rates, top = self.rates, self.saturated
         residual_ms = np.concatenate(([0.0], rates.residual_ms))  # per number of requests met
@@ -237,7 +236,7 @@ class CurveReplica:
         shared_ms = rates.prompt_ms * np.minimum(beside, fits) * (rates.turn_ms == 0)
         busy = np.minimum(rate_per_ms * np.append(rates.claim_ms, top.claim_ms), MOST_BUSY)
         waited_ms = np.append(rates.turn_ms, top.turn_ms) * busy / (2 * (1 - busy))
-        waited_ms[0] = 0.0  # a request that meets no other
+        waited_ms[0] = 0.0  # this request meets no other
         own_ms = np.append(rates.own_ms, top.own_ms)
         prefill_ms: FloatArray = own_ms + waited_ms + np.append(shared_ms, 0.0)
         return prefill_ms
@@ -264,9 +263,10 @@ class CurveReplica:
     def _stopped_ratios(self, rate_per_ms: float) -> Iterator[float]:
         """Yields the ratios of the chain in (n, stages of prompts left).
 
-        Level n has `prompts` by stages left, the most first, and `free` with none, together 1.
-        Stages end at `stage_rate`; an arrival adds a level and STAGES; the last row's end leads
-        from `free` to `free` of the level below, as often as arrivals come up from there.
+        In level n, `prompts` are the shares with each number of stages left, the most first, and
+        `free` the share with none; they sum to 1. Stages end at `stage_rate`. An arrival adds a
+        level and STAGES. A row's end leads from `free` to `free` one level below, as often as
+        arrivals lead up from that level.
         """
         rates = self.rates
         prompts, free = [0.0] * (STAGES * MAX_PROMPTS), 1.0
@@ -317,6 +317,6 @@ class CurveModel:
         return CurveModel([self.replicas[pair] for pair in pairs.tolist()])
 
     def performance(self, rate_per_ms: FloatArray) -> Performance:
-        """Returns every replica at its own rate."""
+        """Returns the performance of every replica at its own rate."""
         rates = zip(self.replicas, rate_per_ms.tolist(), strict=True)
         return Performance.from_rows([replica.solve(rate)[:-1] for replica, rate in rates])

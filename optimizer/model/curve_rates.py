@@ -20,14 +20,14 @@ from common.numerics import BoolArray, FloatArray
 from optimizer.model.step_curve import StepCurve
 
 HALVINGS = 45
-EVERY_STATE = 512  # the first states are all solved, and as many of the larger ones
+EVERY_STATE = 512  # states solved one by one; as many larger states are solved, the rest between
 SHARED_STEP = 0.5  # a prompt that fills at most this share of a step can share it with another
 MOST_BUSY = 0.98  # share of busy time above which formulas for stable queues are not used
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Tokens of a request. `work_tokens` are the prompt's without its last, which decodes."""
+    """Tokens of a request. `work_tokens` excludes the prompt's last token, which decodes."""
 
     in_tokens: float
     out_tokens: float  # at least 1
@@ -50,7 +50,7 @@ class StateRates:
     residual_ms: FloatArray  # until the running step ends, for a request that comes meanwhile
     own_ms: FloatArray  # from a step's start to the first token, without other prompts
     turn_ms: FloatArray  # a prompt's turn, if prompts take turns; 0 if they share steps
-    claim_ms: FloatArray  # time of the replica that such a prompt takes
+    claim_ms: FloatArray  # the replica's time that a prompt with a turn takes
 
     def at(self, known: FloatArray, states: FloatArray) -> "StateRates":
         """Returns the rates on straight lines between the known states."""
@@ -64,7 +64,7 @@ class StateRates:
 
 
 def all_rates(curve: StepCurve, shape: Shape, max_batch: int) -> tuple[StateRates, StateRates]:
-    """Returns what `state_rates` and `saturated_rates` do, in the time of one of them."""
+    """Returns `state_rates` and `saturated_rates` together, in the time of one of them."""
     states = np.arange(1.0, max_batch + 1.0)
     known = states
     if max_batch > EVERY_STATE:

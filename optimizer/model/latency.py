@@ -16,7 +16,7 @@ from common.numerics import BoolArray, FloatArray, IntArray
 ITERATION_TOKEN_BUDGET = 8192  # tokens one iteration may process; the newer reference's constant
 
 
-SHARED = {"shared": True}  # metadata of a field of a table that is no column
+SHARED = {"shared": True}  # metadata of a table's field that is not a column
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Columns:
 
     @classmethod
     def zeros(cls, size: int) -> Self:
-        """Returns a table to be filled by `put`, before anybody else has it."""
+        """Returns a table of zeros, to be filled by `put` before it is shared."""
         return cls(*np.zeros((len(cls.column_names()), size)))
 
     def __len__(self) -> int:
@@ -77,7 +77,8 @@ class ServiceModel(Protocol):
     """Service time as a function of concurrency. Immutable: any thread."""
 
     def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
-        """Returns the mean service time beside `concurrency` in service, itself included."""
+        """Returns a request's mean service time while `concurrency` requests, itself included, are
+        in service."""
 
     def is_valid(self) -> BoolArray:
         """Returns False where a request would take no time at all, so that no rate is a maximum."""

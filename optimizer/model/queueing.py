@@ -10,9 +10,9 @@ sums are closed. Below it one number carries all that is needed,
     E_N = sum_{n<N} w_n / w_N,   E_n = (1 + E_{n-1}) mu(n) / lambda,   E_0 = 0,
 
 the inverse of Erlang's loss recursion (Cooper, Introduction to Queueing Theory, 1981, ch. 3,
-there for constant service). All terms are positive: nothing cancels, and an overflow to infinity
-means what it says (states above N have no weight). For long chains with service times affine in
-n, E_N is an incomplete beta function. Only N <= 65,536 is computed.
+there for constant service). All terms are positive, so nothing cancels, and an overflow to infinity
+is right: states above N then have no weight. For long chains with service times affine in n, E_N is
+an incomplete beta function. Only N <= 65,536 is computed.
 
 Units: milliseconds and requests per millisecond. Pure: any thread.
 """
@@ -52,7 +52,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Performance(Columns):
-    """A replica at one arrival rate, per pair: also what `Occupancy` and `Latency` have."""
+    """A replica at one arrival rate, per pair. Includes the fields of `Occupancy` and `Latency`."""
 
     throughput_per_ms: FloatArray
     loss: FloatArray  # fraction of arrivals that find the queue full
@@ -71,14 +71,15 @@ class OwnChain(ServiceModel, Protocol):
     """A model whose chain and latencies depend on more than its service times."""
 
     def performance(self, rate_per_ms: FloatArray) -> Performance:
-        """Returns every replica in steady state, at any rate > 0."""
+        """Returns the performance of every replica in steady state, at any rate > 0."""
 
 
 def analyze(replica: Replica, rate_per_ms: FloatArray) -> Performance:
     """Returns the chain in steady state, at any rate > 0: a finite queue copes with overload.
 
-    An admitted request finds, itself included, `concurrency` in service; by Little's law the
-    queue's length over the throughput is the wait and the number in service over it the service.
+    `concurrency` is the number in service that an admitted request finds, itself included. By
+    Little's law, the wait is the queue's length over the throughput, and the service time is the
+    number in service over the throughput.
     """
     if isinstance(replica.model, OwnChain):
         return replica.model.performance(rate_per_ms)
@@ -131,7 +132,7 @@ def _states_below_batch(replica: Replica, rate_per_ms: FloatArray) -> tuple[Floa
 
 
 def _by_incomplete_beta(replica: Replica, rate_per_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Returns E_N and the mean below N of long chains in closed form; else NaN.
+    """Returns E_N and the mean below N of long chains in closed form; NaN for other pairs.
 
     With service(n) = fixed + slope n, x = lambda slope and t = fixed / slope the weights are
     w_n = C(n + t, n) x^n: a negative binomial, whose sum below N is an incomplete beta function,
@@ -200,8 +201,8 @@ def _running_pairs(max_batch_descending: IntArray) -> list[int]:
 
 def _recur_affine(offered: FloatArray, slope: FloatArray, running: list[int]) -> FloatArray:
     """Returns E_N where lambda service(n) = offered + slope n, so that E_n = (1 + E_{n-1}) n /
-    (offered + slope n). Four passes over arrays that stay in cache; this loop is where a solve
-    spends its time."""
+    (offered + slope n). A solve spends its time in this loop: four passes over arrays that stay in
+    cache."""
     below, divisor = np.zeros_like(offered), offered.copy()
     for n, count in enumerate(running, start=1):
         head, step = below[:count], divisor[:count]
@@ -267,7 +268,7 @@ class QueueSums:
 
 
 def queue_sums(log_r: FloatArray, max_queue: FloatArray) -> QueueSums:
-    """Returns closed sums of a geometric tail; in overload summed from its top, with 1/r."""
+    """Returns closed sums of a geometric tail. In overload they start at its top, with 1/r."""
     s = -np.abs(log_r)
     decay = np.exp(s)
     top = np.exp(max_queue * s)
@@ -285,7 +286,7 @@ def queue_sums(log_r: FloatArray, max_queue: FloatArray) -> QueueSums:
 
 
 def _weighted_geometric_sum(s: FloatArray, size: FloatArray, count: FloatArray) -> FloatArray:
-    """Returns sum_{j=1}^{size} j e^{s j} for s <= 0; a series where terms would cancel."""
+    """Returns sum_{j=1}^{size} j e^{s j} for s <= 0. Uses a series where terms would cancel."""
     decay = np.exp(s)
     near_one = -s * size < 1e-4
     closed = (decay * count - size * np.exp((size + 1) * s)) / np.where(near_one, 1.0, -np.expm1(s))

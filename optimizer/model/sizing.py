@@ -31,7 +31,7 @@ class Sizing(Columns):
     """The highest rates per pair; 0 for an infeasible pair."""
 
     rate_per_ms: FloatArray  # arrival rate at which the tightest target is met exactly
-    throughput_per_ms: FloatArray  # served at that rate: the `rateStar` of the reference
+    throughput_per_ms: FloatArray  # requests served at that rate: the reference's `rateStar`
     rate_for_ttft: FloatArray
     rate_for_itl: FloatArray
     rate_for_tps: FloatArray
@@ -50,7 +50,7 @@ def rate_range(replica: Replica) -> tuple[FloatArray, FloatArray]:
 
 
 def size(replica: Replica, targets: Targets) -> Sizing:
-    """Returns the highest rates with TTFT <= and ITL <= their targets, both increasing in the rate.
+    """Returns the highest rates at which TTFT and ITL meet their targets. Both grow with the rate.
 
     A target that is met just below saturation is no bound. A target that an idle replica misses
     cannot be met. A throughput target bounds the load to 0.9 of the highest rate.
@@ -81,8 +81,7 @@ def size(replica: Replica, targets: Targets) -> Sizing:
 
 
 def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) -> FloatArray:
-    """Returns for each entry of `is_between` [2, pairs] the rate at which its latency is the
-    target.
+    """Returns for each True of `is_between` [2, pairs] the rate at which the latency is the target.
 
     Chandrupatla's method (Advances in Engineering Software 28, 1997) on the share of the highest
     rate: in the rate latencies are smoother than in its logarithm, which takes a third more steps.
@@ -92,7 +91,7 @@ def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) ->
     lowest, highest = rate_range(part)
 
     def excess(share: FloatArray, problem: IntArray) -> FloatArray:
-        """Returns (value - wanted) / (value + wanted): finite, and tame where TTFT explodes."""
+        """Returns (value - wanted) / (value + wanted), which stays finite where TTFT explodes."""
         found = analyze(part.take(problem), share * highest[problem])
         value_ms = np.where(metric[problem] == 0, found.ttft_ms, found.itl_ms)
         relative: FloatArray = (value_ms - wanted_ms[problem]) / (value_ms + wanted_ms[problem])

@@ -1,4 +1,4 @@
-"""How much slower a server is now than its parameters say: an extended Kalman filter.
+"""Tracks how much slower a server is now than its parameters say, with an extended Kalman filter.
 
 Parameters are fitted once, but a machine's speed changes with its neighbours and its clock. Two
 factors track it, one for decode steps and one for prefill. They are learned from observations: mean
@@ -48,7 +48,7 @@ class Observation:
     """Means over some time at one load; None for a quantity that was not observed.
 
     `*_error` is the relative standard error of a mean: about the spread of single values over
-    sqrt(requests). `load_error` is that of the load: see the module.
+    sqrt(requests). `load_error` is the relative error of the load: see the module.
     """
 
     at_s: float
@@ -112,8 +112,8 @@ class SpeedTuner:
         return Factors(float(decode), float(prefill), float(decode_error), float(prefill_error))
 
     def observe(self, observation: Observation, predict: Predict) -> bool:
-        """Learn from an observation. Returns whether it was accepted. An observation for which the
-        model has no prediction is not, and changes nothing."""
+        """Learn from an observation. Returns whether it was accepted. An observation without a
+        prediction by the model is refused and changes nothing."""
         wanted = _observed(observation)
         if wanted is None:
             return False

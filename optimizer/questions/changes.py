@@ -23,7 +23,7 @@ BINDS = {
 
 
 class Change(JsonObject):
-    """`accelerator`, `cards` and `cost` of the option that would then be cheapest; null if none."""
+    """A change, with the option that would then be cheapest; null if there is none."""
 
     what: str
     text: str

@@ -43,7 +43,7 @@ class Shortage(JsonObject):
 
 
 class Verdict(JsonObject):
-    """An accelerator for a server. Only candidates that could be sized have figures."""
+    """Whether an accelerator suits a server. Only candidates that could be sized have figures."""
 
     feasible: bool
     reason: Refused | None
@@ -63,7 +63,7 @@ class Rates(JsonObject):
 
 
 class CandidateAnswer(Verdict, Rates):
-    """Figures come with what could be sized, `maxRateFor` with what has performance data."""
+    """`maxRateFor` is there if the accelerator has performance data; see `Verdict` for figures."""
 
     accelerator: str
     shortage: Shortage | None

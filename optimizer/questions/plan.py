@@ -62,7 +62,7 @@ class _Change:
     now: int
     goal: int
     place: int = 0
-    """In the order of all changes."""
+    """Place in the order of all changes."""
 
     @property
     def missing(self) -> int:
@@ -72,9 +72,9 @@ class _Change:
 def plan(system: System, allocated: frozenset[str]) -> PlanAnswer:
     """Returns the answer of GET /plan.
 
-    A replica starts as soon as cards are free for it, high priorities first. If none can start, one
-    stops: first those no longer needed by servers whose new replicas all run; otherwise, marked
-    `disruptive`, one that holds the missing cards. Unlimited systems have cards for all.
+    A replica starts as soon as cards are free for it, high priorities first. If none can start,
+    replicas stop that servers no longer need because their new ones all run. If there are none, one
+    replica that holds missing cards stops, marked `disruptive`. Unlimited systems never lack cards.
     """
     planned = [
         server
@@ -125,12 +125,12 @@ def _changes(system: System, server: ServerSpec) -> list[_Change]:
 class _Schedule:
     """The changes still to be made. Owned by one call of `plan`.
 
-    It takes about as long as it has steps: a start that lacks cards is tried again only when cards
+    Its time grows with the number of steps: a start that lacks cards is tried again only when cards
     of its type come free, and each stop is looked at twice at most.
     """
 
     def __init__(self, changes: Sequence[_Change], free: dict[str, int] | None) -> None:
-        """`changes` are in order; `free` cards are by type, None if there are cards for all."""
+        """`changes` are in order; `free` has the free cards of each type; None if unlimited."""
         self._changes, self._free = changes, free
         starts = [change for change in changes if change.missing > 0]
         self._num_starts = Counter(change.server for change in starts)
@@ -167,7 +167,7 @@ class _Schedule:
         ]
 
     def _start(self, card_types: Iterable[str]) -> list[Step]:
-        """Start all that there are cards for, of these types."""
+        """Start all replicas for which there are cards of these types."""
         started = [each for card_type in card_types for each in self._start_of(card_type)]
         return [step for _, step in sorted(started, key=itemgetter(0))]
 
@@ -198,8 +198,8 @@ class _Schedule:
         return sorted(settled, key=attrgetter("place"))
 
     def _victim(self) -> list[_Change]:
-        """Returns the stop of the lowest priority that holds missing cards, or else the last stop;
-        none if there is none. A card type that nobody waits for is never missing again."""
+        """Returns the stop of the lowest priority that frees missing cards, or else any other stop;
+        empty without stops. A card type that nobody waits for is never missing again."""
         while self._stops:
             change = self._stops.pop()
             if change.missing and self._num_wanting[change.card_type]:

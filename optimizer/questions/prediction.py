@@ -1,4 +1,4 @@
-"""The answer of POST /analyze: by which method, with which interval and warnings.
+"""The answer of POST /analyze, with its method, interval and warnings.
 
 The chain answers within its bounds of validity. Outside of them, and for bursts, mixed prompts and
 priorities, a service curve is simulated token by token. Intervals come from samples of the
@@ -185,7 +185,7 @@ def _simulated(query: AnalyzeQuery, replica: CurveReplica, rate: float) -> Estim
 
 
 def _finite(value: float) -> float:
-    """Returns the measures of an estimate; 0 for those without samples."""
+    """Returns the value, or 0 for a mean without samples, which is NaN."""
     return value if np.isfinite(value) else 0.0
 
 
@@ -211,7 +211,7 @@ def _factors(
 
 
 def log_normal(values: FloatArray) -> FloatArray:
-    """Returns 95 % bounds from the others, lower and upper, relative to the first of the values.
+    """Returns lower and upper 95 % bounds relative to the first row of values, from the other rows.
     Uses logarithms, because latencies near capacity are skewed."""
     logs = np.log(np.maximum(values[1:], 1e-300) / np.maximum(values[0], 1e-300))
     middle, half = logs.mean(axis=0), IN_95 * logs.std(axis=0, ddof=1)
@@ -221,7 +221,7 @@ def log_normal(values: FloatArray) -> FloatArray:
 
 
 def _with(replica: CurveReplica, curve: StepCurve) -> CurveReplica:
-    """Returns a replica of another speed, with at most SAMPLED_ROWS rows."""
+    """Returns the replica with another curve and at most SAMPLED_ROWS rows."""
     rows = min(replica.max_batch, SAMPLED_ROWS)
     return CurveReplica(curve, replica.shape, replica.out_scv, rows, replica.max_queue)
 
@@ -251,7 +251,7 @@ def sampled(curve: StepCurve, rng: np.random.Generator) -> StepCurve:
 def _sampled_lines(
     table: ReplicaTable, perf: PerfData, rng: np.random.Generator
 ) -> ReplicaTable | None:
-    """Returns the replica with given, then drawn parameters; None if errors are not known."""
+    """Returns the replica with the given parameters, then with drawn ones; None without errors."""
     decode, prefill = perf.decode_parms, perf.prefill_parms
     errors = {
         "alpha_ms": decode.alpha_error,

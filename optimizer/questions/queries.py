@@ -62,11 +62,11 @@ class ReplicaQuery(Body):
     out_tokens_scv: Spread | None = None  # absent = 1, about geometric; needs a service curve
 
     def table(self, system: System, targets: tuple[float, float, float]) -> ReplicaTable:
-        """Returns the replica as a table of one. Raises NotFound, and InvalidRequest."""
+        """Returns the replica as a table with one entry. Raises NotFound and InvalidRequest."""
         return self.table_of(self.perf(system), targets)
 
     def table_of(self, perf: PerfData, targets: tuple[float, float, float]) -> ReplicaTable:
-        """Returns `table` with this data instead of the query's own."""
+        """Returns the same as `table`, but with `perf` instead of the query's own data."""
         self.check_curve(perf)
         speed, tokens = Speeds.of([perf]), (self.avg_in_tokens, self.avg_out_tokens)
         if not self.max_batch_size and speed.scaled_batch(self.avg_out_tokens)[0] == 0:
@@ -106,7 +106,7 @@ class ReplicaQuery(Body):
 
 
 class AnalyzeQuery(ReplicaQuery):
-    """With `method` auto the chain answers, or, outside of its bounds, a simulation of the curve.
+    """With `method` auto the chain answers or, outside of its bounds, a simulation of the curve.
 
     The fields after `method` need the simulation: arrivals burstier than Poisson, prompts of mixed
     lengths, and shares of requests by priority 0, 1, ....
@@ -144,7 +144,7 @@ class AnalyzeQuery(ReplicaQuery):
 
 
 class SizeQuery(ReplicaQuery):
-    """0 = no target, as in service classes."""
+    """A replica and the targets it must meet; 0 means no target, as in service classes."""
 
     slo_ttft: Level = Field(default=0.0, alias="slo-ttft")
     slo_itl: Level = Field(default=0.0, alias="slo-itl")

@@ -41,7 +41,7 @@ SERVER = CLASS = "plan"
 IN_95 = 1.96  # standard deviations of a normal distribution
 ENDLESS = float("inf")
 AT_ONCE = 3  # options that are sized together in the search for the cheapest
-MOST_MORE = 64  # upper bounds of more than so many times the replicas count as infinite
+MOST_MORE = 64  # upper bounds of more than this many times the replicas count as infinite
 NEARLY_FULL = 0.97  # share of the highest rate above which a missed level is due to queueing
 RESOLUTION = 0.01  # relative accuracy of bounds of many replicas
 MOST_LOST = 1e-3  # share of lost requests above which a replica is overloaded
@@ -148,7 +148,7 @@ def sized_in_turn(
 def cheapest(
     demand: RequestDemand, options: Sequence[Option], max_cards: int | None, cache: SizingCache
 ) -> Sized | None:
-    """Returns the cheapest option that meets the levels. Sizes only options that may be it."""
+    """Returns the cheapest option that meets the levels. Sizes only options that may be cheaper."""
     best: Sized | None = None
     waiting = sorted((option.lowest_cost(demand), option.name, option) for option in options)
     while waiting and waiting[0][0] < (best.cents if best else ENDLESS):
@@ -160,8 +160,8 @@ def cheapest(
 
 
 def with_bounds(demand: RequestDemand, found: Sequence[Sized]) -> list[Sized]:
-    """Returns the options with bounds: results if all times were as much shorter or longer as their
-    errors allow. Bounds of latencies are for the number of replicas found."""
+    """Returns the options with 95 % bounds: the results if all times were as short or as long as
+    their errors allow. Bounds of latencies are for the number of replicas found."""
     if not found:
         return []
     replicas = np.array([each.candidate.replicas for each in found], dtype=np.float64)
@@ -192,8 +192,8 @@ def _moved(demand: RequestDemand, found: Sequence[Sized], sign: int) -> ReplicaT
 def _latencies(
     demand: RequestDemand, table: ReplicaTable, replicas: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns TTFT and ITL with these replicas. TTFT is infinite if they lose requests, or if the
-    load is too far above them to compute anything."""
+    """Returns TTFT and ITL with these replicas. TTFT is infinite if they lose requests or if the
+    load is too high for them to compute anything."""
     with np.errstate(all="ignore"):
         seen = table.analyze(demand.rate_per_s / 1000 / replicas)
     ttft_ms = np.where(seen.loss <= MOST_LOST, seen.ttft_ms, np.inf)

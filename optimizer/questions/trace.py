@@ -37,7 +37,7 @@ ALLOWED_TOKENS = f"a whole number from 0 to {MOST_TOKENS}"
 
 
 class Peak(JsonObject):
-    """A window with most `of` something: its beginning in s, and its mean request."""
+    """A window with the most requests or tokens, as `of` says: its start in s and mean request."""
 
     of: list[str]
     start: float
@@ -56,7 +56,8 @@ class Trace:
     output_tokens: FloatArray
 
     def peaks(self, window_s: float) -> list[Peak]:
-        """Returns the windows with most requests, prompt and answer tokens, each once."""
+        """Returns the windows with the most requests, prompt tokens and answer tokens, without
+        duplicates."""
         ends = np.searchsorted(self.arrival_s, self.arrival_s + window_s)
         found: dict[int, list[str]] = {}
         for name, of_each in (

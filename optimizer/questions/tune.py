@@ -26,8 +26,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 class Measurement(Body):
     """Means over some time at one load. Tokens default to the query's. Errors are relative standard
-    errors of the means, without the variation of a queue over time; `load_error` adds that:
-    sqrt(2 / requests)."""
+    errors of the means, without the variation of a queue over time; `load_error`, which is
+    sqrt(2 / requests), adds that variation."""
 
     at: Seconds
     arrival_rate: Annotated[float, Field(ge=LEAST_RATE, le=1e15)]
@@ -90,7 +90,7 @@ class FactorsNow(JsonObject):
 
 
 class Tuned(JsonObject):
-    """`accepted` has an entry for each observation. Parameters are the current ones."""
+    """`accepted` has an entry per observation. Parameters are the given ones times `factors`."""
 
     factors: FactorsNow
     accepted: list[bool]

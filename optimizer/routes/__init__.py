@@ -25,7 +25,7 @@ __all__ = ["add_not_found_pages", "create_blueprint"]
 
 
 def create_blueprint(service: StatelessService | StatefulService, settings: Settings) -> Blueprint:
-    """Returns the mode's routes: stateless, reads, questions and /optimizeOne."""
+    """Returns the routes: reads, questions and /optimizeOne; for a stateful service also edits."""
     blueprint = Blueprint("optimizer", __name__)
     reading = Reading.REFERENCE if settings.unknown_keys == "ignore" else Reading.OURS
     wire = Wire(

@@ -44,8 +44,9 @@ BARE_LIST = {"format": {"type": "string", "enum": ["list"]}}
 
 @dataclass(frozen=True, slots=True)
 class EntityKind:
-    """Entities with the same routes, which have its words in their paths. `held` is the field of a
-    `System` with them by name, `listed` the field of `data` with several; `merge` adds some."""
+    """A kind of entity with uniform routes, whose paths contain its words. `held` is the field of
+    `System` that has them by name, `listed` the field of `data` that lists them; `merge` adds
+    some."""
 
     word: str
     words: str
@@ -54,8 +55,8 @@ class EntityKind:
     listed: str
     held: str
     merge: Callable[[System, Iterable[Any]], System]
-    adds_by: str = ""  # word of the route that adds one, if its body has one
-    absent: str = ""  # the reference's words about what a route does not find, if others
+    adds_by: str = ""  # verb of the route that adds one entity; empty without such a route
+    absent: str = ""  # the reference's word for an entity not found, if not `word`
     not_removed: str = ""
 
     def path(self, verb: str, words: str = "") -> str:
@@ -126,7 +127,7 @@ KINDS = (
 
 
 def add_read_routes(http: HttpRoutes, service: OptimizerService) -> None:
-    """The reference's GET routes, present in both modes."""
+    """Adds the reference's GET routes, which both modes have."""
     for kind in KINDS:
         _add_reads(http, service, kind)
 
@@ -176,7 +177,7 @@ def _add_reads(http: HttpRoutes, service: OptimizerService, kind: EntityKind) ->
 
 
 def add_edit_routes(http: HttpRoutes, service: StatefulService) -> None:
-    """The reference's routes that change entities."""
+    """Adds the reference's routes that change entities."""
     for kind in KINDS:
         _add_edits(http, service, kind)
     _add_model_edits(http, service)
@@ -184,7 +185,7 @@ def add_edit_routes(http: HttpRoutes, service: StatefulService) -> None:
 
 
 def _echo(summary: str, model: type[Body]) -> Callable[[ViewT], ViewT]:
-    """Returns the description of an edit that answers its own body."""
+    """Returns the description of an edit that answers with its request's body."""
     return operation(summary, {200: model, **problems(400, 413, 503)}, model)
 
 

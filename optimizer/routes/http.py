@@ -1,4 +1,4 @@
-"""Answers in the reference's format, those of failures, and paths with two names. Any thread.
+"""Answers in the reference's format, answers of failures, and paths with two names. Any thread.
 
 Other answers are defined beside the code that computes them.
 """
@@ -44,8 +44,8 @@ def no_route() -> Response:
 def with_two_names(
     rest: str, known: Container[str], answer: Callable[[str, str], BodyT]
 ) -> BodyT | Response:
-    """Returns the answer about the two names in a path; one name is no route. Either may itself
-    contain a slash.
+    """Returns the answer for the two names in a path, or `no_route` for one name. Names may contain
+    slashes.
 
     An encoded slash (%2F) belongs to a name; the path as it was sent shows that. If the sender did
     not encode, the longest known first name decides.

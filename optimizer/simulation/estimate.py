@@ -18,7 +18,7 @@ from optimizer.simulation.traffic import Requests, Traffic, draw
 
 MAX_EVENTS = 2_000_000  # about ten seconds of work
 LEAST_REQUESTS = 1_000
-BLOCKS, WARM_UP = 20, 10  # blocks; one in so many requests is warm-up
+BLOCKS, WARM_UP = 20, 10  # number of blocks; one in WARM_UP requests is warm-up
 LEAST_GAP_MS = 1e-6  # least gap for rates, because given arrivals may coincide
 EVENTS_OF_REQUEST = 3  # arrival, start, end
 
@@ -57,14 +57,14 @@ def num_events(server: Server, traffic: Traffic, requests: int) -> int:
 
 
 def estimate(server: Server, traffic: Traffic, requests: int, seed: int) -> Estimate:
-    """Returns the estimate from `num_requests` random requests. Equal seeds give equal results."""
+    """Returns the estimate from `requests` random requests. Equal seeds give equal results."""
     drawn = draw(traffic, requests, seed)
     served = run(server, drawn)
     return measured(server, drawn, served, requests // WARM_UP, len(traffic.shares))
 
 
 def run(server: Server, drawn: Requests) -> Served:
-    """Returns the times of requests that are handled before they are queued."""
+    """Returns the times of the requests, which are handled before they are queued."""
     waits = waits_ms(drawn.arrival_ms, server.curve.handling_ms)
     return serve(server, replace(drawn, arrival_ms=drawn.arrival_ms + waits))
 
@@ -133,8 +133,8 @@ def _ratio(values: FloatArray, weights: Sequence[float] | FloatArray) -> Mean:
 
 
 def waits_ms(arrival_ms: FloatArray, handling_ms: float) -> FloatArray:
-    """Returns how much longer the handling of each request (reading, parsing, encoding) took than
-    for a single one, given ascending arrivals.
+    """Returns how much longer the handling of each request (reading, parsing, encoding) takes than
+    without other requests. Arrivals must ascend.
 
     Requests that are handled at the same time share one processor, or an interpreter's lock, in
     equal parts (processor sharing, Kleinrock, JACM 14, 1967). All have equal work, so they finish

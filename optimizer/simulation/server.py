@@ -29,7 +29,7 @@ class Server:
     max_queue: int
 
     def max_steps_of(self, prompt_tokens: float) -> int:
-        """Returns the most steps that a prompt of `tokens` tokens can take."""
+        """Returns the most steps that a prompt of `prompt_tokens` tokens can take."""
         least = float(self.curve.room_tokens(np.array([float(self.max_batch)]))[0])
         return max(math.ceil(prompt_tokens / max(least, 1.0)), 1)
 
@@ -65,7 +65,7 @@ class _Waiting:
 
 
 class _Run:
-    """One simulation. Lists are by number of rows or by request; times are ms."""
+    """One simulation. Lists are indexed by number of rows or by request; times are ms."""
 
     def __init__(self, server: Server, requests: Requests) -> None:
         rows = np.arange(server.max_batch + 1.0)
@@ -104,7 +104,7 @@ class _Run:
         return Served(*map(np.array, (self._admitted, self._first, self._end, self._rows)))
 
     def _receive(self) -> None:
-        """Queue the requests that have come by now. Without room they are lost."""
+        """Queue the requests that have come by now. They are lost if the queue is full."""
         while self._arrivals_ms[self._upcoming] <= self._now_ms:
             in_rows = len(self._prefilling) + len(self._decoding)
             if len(self._waiting.heap) + in_rows < self._max_in_system:

@@ -11,12 +11,11 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A stream of requests, given by means and squared coefficients of variation (variance /
-    mean²).
+    """A stream of requests, given by means and squared coefficients of variation (scv).
 
     Gaps between arrivals and lengths have gamma distributions. `arrival_scv` 1 is Poisson; more is
-    burstier. Lengths with scv 0 are constant; with 1 about geometric. `shares` are those of
-    priorities 0, 1, ....
+    burstier. Lengths with scv 0 are constant; with 1 about geometric. `shares` are the shares of
+    requests with priorities 0, 1, ....
     """
 
     rate_per_ms: float
@@ -59,7 +58,7 @@ def _gamma(rng: Rng, mean: float, scv: float, count: int) -> FloatArray:
 
 
 def _lengths(rng: Rng, mean: float, scv: float, count: int) -> IntArray:
-    """Returns whole lengths of at least 1 (0, if their mean is below) with this mean and scv."""
+    """Returns whole lengths with this mean and scv, of at least 1, or 0 if the mean is below 1."""
     shortest = min(1.0, mean)
     above = mean - shortest
     scv_above = scv * (mean / above) ** 2 if above > 0 else 0.0

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from optimizer.spec import SaturationPolicy
 
-MOVE_PENALTY = 0.1  # share of the costs before and after that a change of accelerator adds
+MOVE_PENALTY = 0.1  # a change of accelerator adds this share of the costs before and after it
 
 
 class Candidate(NamedTuple):
@@ -58,7 +58,7 @@ class Problem:
 
 
 class SolverChoice(NamedTuple):
-    """A candidate with `replicas`: all it needs, or fewer by best effort or as a part."""
+    """A candidate with `replicas`: all it needs, or fewer in best effort or as one of the parts."""
 
     candidate: Candidate
     replicas: int

@@ -2,8 +2,8 @@
 
 A server tries every candidate better than its own, in the order of value, cost and name. It gets
 one if there are cards, or if other servers make room and lose less than it gains. A server without
-a candidate counts as more than all values together, and more for a higher priority. So it is served
-whenever that is possible, and never at the expense of a server of higher priority.
+a candidate counts as more than all values together, and more for a higher priority. A server is
+therefore served whenever possible, and never at the expense of one with a higher priority.
 """
 
 from collections import defaultdict
@@ -42,8 +42,8 @@ class Assignment:
 
     @property
     def worth(self) -> tuple[tuple[int, ...], float]:
-        """Returns a sort key, better plans first: by servers left out of the highest priority, then
-        of the next, and so on; last by total value."""
+        """Returns a sort key, better plans first: by the number of servers left out of the highest
+        priority, then of the next, and so on; last by total value."""
         held = zip(self._options, self._taken, strict=True)
         values = [options[index].value for options, index in held if index < len(options)]
         return tuple(-priority for priority in self.left_out), fsum(values)

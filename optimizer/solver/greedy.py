@@ -66,7 +66,7 @@ class _Turn:
 def _allocate(
     turns: Iterable[_Turn], stock: Stock, choices: dict[str, SolverChoice]
 ) -> list[Contender]:
-    """Serve in order. Returns the servers that no candidate fitted, as they failed."""
+    """Serve in order. Returns the servers without a fitting candidate, in the order they failed."""
     waiting = [(turn.rank, turn) for turn in turns]
     heapify(waiting)
     leftovers = []

@@ -42,10 +42,10 @@ class Market:
 
     value: FloatArray  # [rows, servers], infinite without a candidate that fits alone
     need: FloatArray  # [rows, servers], cards
-    index: IntArray  # [rows, servers], of the candidate in its server's list
+    index: IntArray  # [rows, servers], the candidate's index in its server's list
     card_type: IntArray  # [rows]
     cards: FloatArray  # [types]
-    counts: IntArray  # [servers], of candidates
+    counts: IntArray  # [servers], numbers of candidates
     priority: IntArray  # [servers]
 
     @classmethod
@@ -121,7 +121,7 @@ class Market:
 
 
 def _within(least: float, values: FloatArray, most: float) -> FloatArray:
-    """Like `clip`, which is slower for few values."""
+    """Returns the values clipped, faster than `np.clip` for few values."""
     within: FloatArray = np.minimum(np.maximum(values, least), most)
     return within
 

@@ -54,7 +54,7 @@ class MilpOptions:
 
 
 class MilpSolver:
-    """A `Solver` for limited cards. Without a result the greedy one serves, with a note."""
+    """A `Solver` for limited cards. If it finds nothing, the greedy solver answers, with a note."""
 
     def __init__(self, options: MilpOptions, scarcity: Scarcity) -> None:
         self._options, self._scarcity = options, scarcity
@@ -193,7 +193,7 @@ class _Program:
         return not Stock(self._cards, chain.from_iterable(self._choices(x).values())).is_overdrawn
 
     def _choices(self, x: FloatArray) -> dict[str, tuple[SolverChoice, ...]]:
-        """Returns candidates with replicas by server, the most load first."""
+        """Returns each server's candidates with their replicas, the one with most load first."""
         parts: dict[str, list[SolverChoice]] = {}
         for (i, candidate), count in zip(self._columns, x[: self._first_y], strict=True):
             if count > 0:
@@ -256,7 +256,7 @@ class _Program:
         return LinearConstraint(self._by_server(shares, out), 1 - RATE_SLACK, np.inf)
 
     def _extras(self) -> list[LinearConstraint]:
-        """Returns the bounds on replicas and the meaning of leaving an accelerator."""
+        """Returns the bounds on replicas, and constraints that set z if an accelerator is left."""
         if not self._options.heterogeneous:
             return []
         low = [float(contender.min_replicas) for contender in self._contenders]
@@ -273,7 +273,7 @@ class _Program:
         return [bounds, LinearConstraint(moved, 1, np.inf)]
 
     def _by_server(self, of_candidates: Sequence[float], of_left_out: Sequence[float]) -> csr_array:
-        """Returns a matrix with a row per server: of its candidates' columns, and of its y."""
+        """Returns a matrix with a row per server, with entries for its candidates and for its y."""
         rows = [i for i, _ in self._columns] + list(range(len(self._contenders)))
         entries = ([*of_candidates, *of_left_out], (rows, list(range(self._first_z))))
         return coo_array(entries, shape=(len(self._contenders), self._size)).tocsr()

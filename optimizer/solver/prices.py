@@ -22,7 +22,7 @@ from optimizer.solver.saturation import Stock, best_effort
 
 NAME = "prices"
 
-SMALL = 100  # servers; below, prices are too coarse and more tries are cheap
+SMALL = 100  # servers; up to here prices are too coarse and more tries are cheap
 DEEPER = 4  # most repetitions of a search for the higher priorities alone
 
 
@@ -81,8 +81,8 @@ class PriceSolver:
     def _shortfall(
         self, contenders: Iterable[Contender], choices: _Choices
     ) -> tuple[tuple[float, ...], float]:
-        """Returns a sort key, better answers first: by servers not served whole, then by missing
-        shares, each by priority, the highest first; last by total value."""
+        """Returns a sort key, better answers first: by the number of servers not served whole and
+        by their missing shares, for each priority from the highest; last by total value."""
         values = [choice.candidate.value for choice in choices.values()]
         lacking: dict[int, list[float]] = defaultdict(list)  # shares by priority
         for contender in contenders:

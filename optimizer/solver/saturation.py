@@ -15,7 +15,7 @@ class Stock:
     """The cards that are left, by type. Owned by one solve."""
 
     def __init__(self, cards: Mapping[str, int], taken: Iterable[SolverChoice] = ()) -> None:
-        """Starts with `cards` minus those of the choices in `taken`."""
+        """Starts with `cards` minus the cards of the choices in `taken`."""
         self._cards = dict(cards)
         for choice in taken:
             self.take(choice.candidate, choice.replicas)
