@@ -26,7 +26,8 @@ MAX_BODY_BYTES = 1024 * 1024
 
 
 class Service:
-    """The controller of a gunicorn worker. It starts after the fork: threads do not survive one."""
+    """Runs the controller in a gunicorn worker. It starts after the fork, because threads do not
+    survive one."""
 
     def __init__(self, config: ClusterConfig, system: SystemDocument) -> None:
         self._config, self._system = config, system
@@ -45,7 +46,7 @@ class Service:
         return create_app(self._controller, self._system, own_names)
 
     def end(self, _server: Any, _worker: Any) -> None:
-        """gunicorn's `worker_exit`."""
+        """Stops the controller; gunicorn calls this as `worker_exit`."""
         if self._controller is not None:
             self._controller.stop()
 

@@ -1,4 +1,4 @@
-"""The controller's clock, which goes on evenly when the machine's is set. Any thread."""
+"""The controller's clock, which does not jump when the machine's clock is set. Any thread."""
 
 import time
 
@@ -6,10 +6,10 @@ _BEGUN_S = time.time() - time.monotonic()
 
 
 def steady_s() -> float:
-    """Returns seconds since 1970, by the machine's clock as it was set when this process began."""
+    """Returns the seconds since 1970, by the machine's clock as set when this process began."""
     return _BEGUN_S + time.monotonic()
 
 
 def of_day_s(at_s: float) -> float:
-    """Returns what a moment is by the machine's clock as it is set now."""
+    """Converts a moment of `steady_s` to the machine's clock as set now."""
     return at_s + round(time.time() - steady_s())

@@ -1,6 +1,6 @@
 """`ClusterConfig`: the cluster's file, read once at start. Immutable: any thread.
 
-`docs/controller.md` says what each key means; a test compares the two.
+`docs/controller.md` explains each key; a test compares the two.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from common.key_files import Keys, KeysFaulty, float_of, parse_keys
 from common.paths import UserPath
 
 MAX_FILE_BYTES = 2**20
-MAX_KEYS = 2**18  # and values
+MAX_KEYS = 2**18  # keys and values in the file
 MAX_SERVERS = 1000
 MAX_SYSTEM_BYTES = 2**26
 
@@ -41,7 +41,7 @@ def _host(text: str) -> str:
 
 
 def _in_folder(path: Path, info: ValidationInfo) -> Path:
-    """Returns the path in the folder of the file, the validation's context."""
+    """Resolves a path in the folder of the cluster's file, which is the validation's context."""
     return path if info.context is None else Path(info.context, path)
 
 
@@ -66,7 +66,7 @@ class ActuatorKeys(Keys):
 
 
 class ProxyKeys(Keys):
-    """The proxy, whose waiting requests have arrived but are not counted by any replica."""
+    """The proxy. Requests that wait there have arrived, but no replica counts them."""
 
     url: Url
     token_file: FilePath | None = None
@@ -115,7 +115,7 @@ class ClusterConfig(Keys):
         return int(self.listen.rpartition(":")[2])
 
     def idle_s(self, system: SystemDocument) -> dict[str, float]:
-        """For each server that may scale to 0, how long it has to be idle before."""
+        """Returns how long each server that may scale to 0 must be idle before it does."""
         return {
             name: each.idle_s or max(self.scale_down_s, 1.0)
             for name, each in self.servers.items()
@@ -123,8 +123,8 @@ class ClusterConfig(Keys):
         }
 
     def models_of_sleepers(self, system: SystemDocument) -> dict[str, list[str]]:
-        """Model names whose requests wake a server that may scale to 0; empty means any name. With
-        several servers, one without named models cannot be woken."""
+        """Returns, for each server that may scale to 0, the models whose requests wake it; empty
+        means any model. Of several servers, those without models are left out: none wakes them."""
         return {
             name: each.models
             for name, each in self.servers.items()
@@ -132,7 +132,7 @@ class ClusterConfig(Keys):
         }
 
     def engines(self, system: SystemDocument) -> dict[str, Engine]:
-        """Engines other than Hearth, by server."""
+        """Returns the engines of servers that do not run Hearth, by server."""
         return {
             name: each.engine_for(system.answer_tokens(name))
             for name, each in self.servers.items()
@@ -140,7 +140,7 @@ class ClusterConfig(Keys):
         }
 
     def recipes(self, system: SystemDocument) -> Recipes:
-        """How the replicas of each server are run, and their resources."""
+        """Returns how the replicas of each server are run, and their resources."""
         settings = {name: each.replica_settings for name, each in self.servers.items()}
         resources = {name: each.resources for name, each in self.accelerators.items()}
         models = {name: tuple(each.models) for name, each in self.servers.items() if each.models}
@@ -153,7 +153,8 @@ class ClusterConfig(Keys):
 
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
-    """Returns a file's cluster, and the system it names. Raises ConfigFaulty with every fault."""
+    """Returns the cluster in a file and the system that it names. Raises ConfigFaulty with every
+    fault."""
     content, folder = _bytes_of(path, MAX_FILE_BYTES), path.resolve().parent
     try:
         config = parse_keys(content, ClusterConfig, max_nodes=MAX_KEYS, context=folder)

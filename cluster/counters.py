@@ -1,4 +1,4 @@
-"""Reads from a replica's /metrics the counters that a plan needs, by its engine's names.
+"""Reads the counters that a plan needs from a replica's /metrics, under its engine's names.
 
 Pure: any thread.
 """
@@ -17,7 +17,7 @@ GAUGES = ("running", "waiting")  # present from the start, unlike counters with 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """Requests that ended, their tokens, and the sums and numbers of their latencies."""
+    """Requests that ended, their tokens, and sums and counts of their latencies."""
 
     ended: float = 0.0
     prompt_tokens: float = 0.0
@@ -42,8 +42,8 @@ class Counters(Counted):
 
 
 def parse_counters(text: str, at_s: float, engine: Engine = HEARTH) -> Counters:
-    """Returns the counters of a page in Prometheus' text format. Raises MetricsUnread. Lines of
-    other metrics, about a hundred on a page, are not parsed."""
+    """Returns the counters of a page in Prometheus' text format. To save time, skips other metrics,
+    about a hundred lines of a page. Raises MetricsUnread."""
     wanted = tuple({name for names in engine.metrics.values() for name in names})
     lines = "\n".join(line for line in text.split("\n") if line.startswith(wanted))
     totals: dict[str, float] = defaultdict(float)
@@ -68,7 +68,7 @@ def parse_counters(text: str, at_s: float, engine: Engine = HEARTH) -> Counters:
 
 
 def _not_counted(engine: Engine, sound: dict[str, float]) -> dict[str, float]:
-    """Returns counters for an engine that counts no requests: estimates from its tokens."""
+    """Returns the counters that the engine does not have, estimated from its tokens."""
     tokens = sound.get("completion_tokens", 0.0)
     ended = sound.get("ended", 0.0)
     if "ended" not in engine.metrics:

@@ -62,7 +62,7 @@ _SGLANG = {
     "running": ("sglang:num_running_reqs",),
     "waiting": ("sglang:num_queue_reqs",),
 }
-_LLAMA_SERVER = {  # counts no requests; its time to first token is the prompt's
+_LLAMA_SERVER = {  # counts no requests; prompt processing stands for time to first token
     "prompt_tokens": ("llamacpp:prompt_tokens_total",),
     "completion_tokens": ("llamacpp:tokens_predicted_total",),
     "ttft_s": ("llamacpp:prompt_seconds_total",),
@@ -78,9 +78,9 @@ NEEDED = ("prompt_tokens", "completion_tokens", "running", "waiting")
 class Engine:
     """How the processes of a server are run and watched.
 
-    `command` has the words of its command line, with PLACES in braces; empty for Hearth's own API.
-    `answer_tokens` is the mean length of answers, from which ended requests are estimated for an
-    engine that does not count them."""
+    `command` is the command line as words, with PLACES in braces; empty for Hearth's own API.
+    `answer_tokens` is the mean length of answers. If an engine does not count requests, they are
+    estimated from it."""
 
     metrics: MetricNames = field(default_factory=dict)
     command: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ ENGINES: Mapping[str, Engine] = {
 
 
 def filled(command: Sequence[str], **places: object) -> tuple[str, ...]:
-    """Returns the command line with some places filled in. Other braces, as in JSON, stay."""
+    """Returns the command line with the given places filled in. Keeps other braces, as in JSON."""
     for name, value in places.items():
         command = [word.replace(f"{{{name}}}", str(value)) for word in command]
     return tuple(command)

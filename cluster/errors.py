@@ -1,8 +1,8 @@
-"""Errors of a cluster, for its operator."""
+"""Errors that a cluster reports to its operator."""
 
 
 class ClusterError(Exception):
-    """The message names the value, the bound and the remedy."""
+    """Base class. The message names the value, the bound and the remedy."""
 
 
 class ConfigFaulty(ClusterError):

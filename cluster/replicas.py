@@ -1,4 +1,4 @@
-"""The nouns of a cluster. Immutable."""
+"""The data types of a cluster: groups, recipes, replicas. Immutable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ from enum import StrEnum
 from cluster.engines import HEARTH, Engine, filled
 from cluster.errors import ConfigFaulty
 
-LEAST_RESOURCES = {"CPU": 1.0}  # where an accelerator names none
+LEAST_RESOURCES = {"CPU": 1.0}  # resources of a replica if its accelerator names none
 
 
 class ReplicaState(StrEnum):
@@ -21,8 +21,8 @@ class ReplicaState(StrEnum):
 class Group:
     """Identical replicas of one server of the optimizer's system, on one of its accelerators.
 
-    `user_rows` is the batch size in the plan. Replicas with other rows belong to another group,
-    because rows are fixed when a process starts.
+    `user_rows` is the batch size in the plan. Replicas with another number of rows belong to
+    another group, because rows are fixed when a process starts.
     """
 
     server: str
@@ -34,8 +34,9 @@ class Group:
 class Recipe:
     """How the processes of a server on an accelerator are run.
 
-    `settings` are environment variables, for Hearth those of docs/settings.md, including MODEL.
-    `resources` is what one replica takes, by the machines' names for them (CPU, GPU, acc_H100).
+    `settings` are environment variables; for Hearth they are listed in docs/settings.md and include
+    MODEL. `resources` are the amounts that one replica takes, by the machines' names for them (CPU,
+    GPU, acc_H100).
     """
 
     settings: Mapping[str, str]
@@ -47,9 +48,9 @@ class Recipe:
 class Recipes:
     """How the processes of each server are run.
 
-    Servers that are not in `engines` run Hearth. `resources` is by accelerator. `models` has names
-    in requests for servers whose replicas are not asked for them. `costs` has the cents per hour
-    of a replica, by server and accelerator.
+    Servers that are not in `engines` run Hearth. `resources` has accelerators as keys. `models` are
+    the names that requests use for a server's models; replicas of other servers are asked for
+    theirs. `costs` are the cents per hour of a replica, by server and accelerator.
     """
 
     settings: Mapping[str, Mapping[str, str]]
@@ -62,7 +63,7 @@ class Recipes:
         return self.engines.get(server, HEARTH)
 
     def recipe(self, group: Group) -> Recipe:
-        """Returns a group's recipe, with its rows in USER_ROWS and in the command line. Raises
+        """Returns a group's recipe, whose settings and command line contain its rows. Raises
         ConfigFaulty for unknown names."""
         for name, known, kind in (
             (group.server, self.settings, "servers"),
@@ -80,20 +81,20 @@ class Recipes:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A serving process. `url` has no slash at its end, and is None until it is known."""
+    """A serving process. `url` has no trailing slash, and is None until it is known."""
 
     name: str
     group: Group
     state: ReplicaState
     url: str | None = None
     why: str = ""
-    """Why it failed, or is not placed yet."""
+    """Why it failed or is not placed yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The replicas that a call to an actuator started. `unplaced` ones have no room, for the reason
-    `why`; the controller tries them again later."""
+    """The result of a call to an actuator: names of replicas it started or stopped. There is no
+    room for `unplaced` replicas, as `why` explains; the controller tries them again later."""
 
     started: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""`ServerKeys`: the part of the cluster's file about how a server's replicas are run."""
+"""`ServerKeys`: the part of the cluster's file that says how a server's replicas are run."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 
 def _text_of(value: object) -> object:
-    """Settings are strings; YAML reads some of them as numbers or booleans."""
+    """Converts numbers and booleans, as which YAML reads some settings, to strings."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
@@ -37,12 +37,12 @@ def _command(text: str) -> str:
 
 
 def _path_or_id(model: str, info: ValidationInfo) -> str:
-    """Returns the path if it exists in the folder of the file, the validation's context; otherwise
-    the model unchanged, because it may be a hub id."""
+    """Resolves a path that exists in the file's folder, which is the validation's context. Returns
+    any other model unchanged, because it may be a hub id."""
     path = Path(info.context or "", model)
     try:
         return str(path.resolve()) if model and info.context and path.exists() else model
-    except (OSError, ValueError):  # such as a hub id that is too long for a file name
+    except (OSError, ValueError):  # for example, a hub id that is too long for a file name
         return model
 
 
@@ -59,7 +59,7 @@ MetricField = Literal[
 
 
 class ServerKeys(Keys):
-    """How replicas of a server of the system are run."""
+    """How the replicas of one of the system's servers are run."""
 
     engine: EngineName = "hearth"
     model: Annotated[str, Field(max_length=4096), AfterValidator(_path_or_id)] | None = None
@@ -72,11 +72,11 @@ class ServerKeys(Keys):
 
     @property
     def replica_settings(self) -> dict[str, str]:
-        """The settings that each replica starts with: `model` is one of them."""
+        """Returns the settings that each replica starts with, which include `model`."""
         return ({} if self.model is None else {"MODEL": self.model}) | self.settings
 
     def engine_for(self, answer_tokens: float) -> Engine:
-        """Returns the server's engine. `answer_tokens` is the mean in the system's load."""
+        """Returns the server's engine. `answer_tokens` is the mean answer in the system's load."""
         found = ENGINES[self.engine]
         own: MetricNames = {field: (name,) for field, name in self.metrics.items()}
         return replace(
@@ -88,7 +88,8 @@ class ServerKeys(Keys):
         )
 
     def faults(self, answer_tokens: float, *, has_command: bool) -> Iterator[str]:
-        """Returns faults between keys. `has_command` says whether the actuator runs commands."""
+        """Yields faults of keys that do not fit together. `has_command` says whether the actuator
+        runs command lines."""
         if self.engine == "hearth":
             for key in sorted({"command", "ready_path", "metrics"} & self.model_fields_set):
                 yield f"{key}: is for other engines; remove it or name the engine."

@@ -1,7 +1,7 @@
-"""`SystemDocument`: the parts of the optimizer's document that a cluster reads. Any thread.
+"""`SystemDocument`: the parts of the optimizer's document that a cluster reads.
 
-It reads names, and the speeds of models on accelerators; the optimizer validates the rest. Keys may
-be in any case, as in the optimizer. Immutable.
+These are names and the speeds of models on accelerators; the optimizer validates the rest. Keys may
+be in any case, as in the optimizer. Immutable: any thread.
 """
 
 import math
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 MAX_LOAD = 1e15
 MAX_CENTS_PER_HOUR = 1e9  # the proxy's bound, above which it refuses its whole file
 
-# The keys that are read here, in the spelling that is used.
+# The keys that this module reads, in the spelling that it uses.
 _KEYS = """
     system acceleratorData accelerators modelData models serviceClassData serviceClasses serverData
     servers optimizerData optimizer capacityData name acc accCount class model modelTargets priority
@@ -30,7 +30,7 @@ _NAMES = {name.lower(): name for name in _KEYS.split()}
 
 @dataclass(frozen=True, slots=True)
 class SystemDocument:
-    """`parts` is the content of `system`; the mappings have its entries by name."""
+    """The optimizer's document. `parts` is the content of `system`; mappings are by name."""
 
     parts: Json
     servers: Mapping[str, Json] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class SystemDocument:
         return str(self.servers[server].get("class") or "Free")
 
     def load(self, server: str) -> Json:
-        """Returns the load that the document expects of a server; empty without one."""
+        """Returns the load that the document expects for a server; empty if it gives none."""
         return (self.servers[server].get("currentAlloc") or {}).get("load") or {}
 
     def may_sleep(self, server: str) -> bool:
@@ -72,7 +72,7 @@ class SystemDocument:
 
 
 def read_system(content: bytes) -> SystemDocument:
-    """Returns the document in this content. Raises ConfigFaulty."""
+    """Parses a document. Raises ConfigFaulty."""
     try:
         parts = _with_known_keys(plain_json(content))["system"]
         document = SystemDocument(
@@ -96,7 +96,7 @@ def read_system(content: bytes) -> SystemDocument:
 
 
 def _check_load(server: str, load: Json) -> None:
-    """Raises ValueError. The optimizer holds servers with unknown loads; here one is expected."""
+    """Raises ValueError for an invalid load. Unlike the optimizer, a cluster needs valid ones."""
     for key in ("arrivalRate", "avgInTokens", "avgOutTokens"):
         value = load.get(key) or 0
         if not isinstance(value, int | float) or not 0 <= value <= MAX_LOAD:

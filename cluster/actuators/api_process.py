@@ -1,7 +1,7 @@
-"""The process of a replica on this machine, Hearth's API or another engine, in its own session.
+"""Starts and ends a replica's process on this machine, in a session of its own.
 
-A process is identified by its id and start time, so that a record of it never matches another
-process, even after a restart of the machine.
+It runs Hearth's API or another engine. Its id and start time identify it, so that a record never
+matches another process, even after a restart of the machine.
 """
 
 import fcntl
@@ -25,7 +25,8 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ApiProcess:
-    """A process. `started` has the boot id and the clock tick of its start. Any thread."""
+    """A process. `started` has the machine's boot id and the clock tick of its start. Any
+    thread."""
 
     pid: int
     started: str
@@ -36,14 +37,14 @@ class ApiProcess:
         return _started(self.pid) == self.started
 
     def terminate(self) -> None:
-        """Have the process drain and exit. Idempotent."""
+        """Make the process drain and exit. Idempotent."""
         if self.is_running():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill the process and its workers at once. Idempotent."""
-        # A group outlives its leader, whose id is not reused meanwhile.
+        # A process group outlives its leader, whose id is not reused meanwhile.
         if self.is_running() or not Path(f"/proc/{self.pid}").exists():
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -59,8 +60,8 @@ def start_api(
     *options: str,
     command: Sequence[str] = (),
 ) -> ApiProcess:
-    """Start a process with this one's environment and `settings`. `options` are for `launch`.
-    `command` is another engine's command line, with places for address and devices."""
+    """Start a process with the environment of this process and `settings`. `options` are for
+    `launch`. `command` is another engine's command line, with places for address and devices."""
     host, port = address
     own = {"SERVICE_HOST": host, "SERVICE_PORT": str(port)}
     state = {
@@ -71,7 +72,7 @@ def start_api(
     devices = variables.get(DEVICES, "")
     words = filled(command, host=host, port=port, devices=devices)
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    # Not subprocess, whose objects must be waited for: this process may outlive us.
+    # Objects of `subprocess` must be waited for, but this process may outlive us.
     pid = os.posix_spawn(
         sys.executable,
         [sys.executable, "-m", "cluster.actuators.launch", *options, "--", *words],
@@ -100,8 +101,8 @@ def devices_of(count: int) -> tuple[str, ...]:
 
 
 def claimed_cores(count: int, folder: Path) -> tuple[int, ...]:
-    """Claim cores that no other process has claimed in this folder; none if there are too few. The
-    claim lasts until this process ends."""
+    """Claims `count` cores that no other process has claimed in this folder, or none if too few are
+    free. Returns them. The claim lasts until this process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     locks: dict[int, int] = {}
     for core in sorted(os.sched_getaffinity(0)):
@@ -137,10 +138,10 @@ def last_words(log_path: Path) -> str:
 
 
 def _started(pid: int) -> str:
-    """Returns when the process started; empty if it does not run, or is a zombie."""
+    """Returns when the process started; empty if it does not run or is a zombie."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        # The name before may have any character; see proc_pid_stat(5).
+        # The process's name, which precedes, may have any character; see proc_pid_stat(5).
         state, *fields = Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()
     except (OSError, ValueError):
         return ""

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 MAX_TRIES = 5  # tries of a change, if others change the Deployment at the same time
 CONFLICT = 409
-# How long to wait for the effect of a change. Kubernetes takes a fraction of a second.
+# How long to wait for a change to take effect. Kubernetes needs a fraction of a second.
 SETTLE_S = 5.0
 POLL_S = 0.1
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -42,7 +42,7 @@ class Deployments:
     """The Actuator on Kubernetes. Pods that cannot run for other reasons than lack of room, such as
     a wrong image, are `unplaced`, too, because Kubernetes itself keeps retrying them.
 
-    If a group has other rows than its Deployment, the Deployment's template is changed, and
+    If a group's rows differ from its Deployment's, the Deployment's template is changed, and
     Kubernetes rolls this out: old pods are deleted as new ones become ready.
     """
 
@@ -54,9 +54,9 @@ class Deployments:
         unplaced_after_s: float = 300.0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`engines` has the servers that do not run Hearth. A pod that has no node after
-        `unplaced_after_s`, in which the cluster may add one, is removed and no longer listed.
-        Raises ConfigFaulty if there is no account for the API server."""
+        """`engines` has the servers that do not run Hearth. The cluster may take `unplaced_after_s`
+        to add a node for a pod; a pod without one is then removed and no longer listed. Raises
+        ConfigFaulty if there is no account for the API server."""
         self._calls = Calls(namespace)
         self._engines = engines
         self._unplaced_after_s = unplaced_after_s
@@ -81,7 +81,7 @@ class Deployments:
                 self._roll_out(deployment, group.user_rows, deployment.replicas + num_more)
             else:
                 self._scale(deployment, count)
-            # During a roll-out only the first counts, because the others replace old pods.
+            # During a roll-out wait only for the first pod, because the others replace old pods.
             num_awaited = 1 if has_other_rows else num_more
             return Outcome(
                 started=self._awaited(lambda: self._staying(group) - before, num_awaited)
@@ -132,7 +132,8 @@ class Deployments:
         }
 
     def _adjusted(self, group: Group, change: Callable[[Deployment], T]) -> T:
-        """Returns the result of `change` on the Deployment. Retries if others changed it."""
+        """Returns the result of `change` on the group's Deployment. Retries if others changed
+        it."""
         for _ in range(MAX_TRIES):
             try:
                 return change(self._deployment(group))
@@ -170,7 +171,7 @@ class Deployments:
         log.info("rolling out %s with %d user rows", deployment.name, user_rows)
 
     def _check_owner(self, deployment: Deployment) -> None:
-        """Raises CallRefused if an autoscaler, perhaps one of KEDA's, would undo the change."""
+        """Raises CallRefused if an autoscaler, such as one of KEDA's, would undo the change."""
         autoscalers = self._allowed("see autoscalers", self._calls.autoscalers) or ()
         for each in autoscalers:
             if (each.kind, each.target) == ("Deployment", deployment.name):
@@ -180,8 +181,8 @@ class Deployments:
                 )
 
     def _choose_victims(self, group: Group, count: int) -> None:
-        """Have Kubernetes delete the ready pods with the least work first. It deletes pods that are
-        not ready before these."""
+        """Make Kubernetes delete ready pods with the least work first. Without this, too, it deletes
+        pods that are not ready before any others."""
         here = [pod.replica(of_group) for of_group, pod in self._pods() if of_group == group]
         ready = {
             each.url: each.name for each in here if each.state is ReplicaState.READY and each.url

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class CallRefused(Exception):
-    """The API server refuses a call, or a call cannot succeed now. `status` is the API server's."""
+    """The API server refused a call, with `status`, or the call cannot succeed now (None)."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)

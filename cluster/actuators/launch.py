@@ -1,7 +1,7 @@
-"""A small program that becomes a replica's process: Hearth's API, or a command line.
+"""A small program that becomes a replica's process: Hearth's API or another engine.
 
-On request it is pinned to cores, or ends with its parent process. It is a separate program because
-code between fork and exec may hang in a process with threads.
+It can pin itself to cores and end with its parent process. It is a separate program because code
+between fork and exec may hang in a process with threads.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def api_config() -> Path:
-    """The API's gunicorn.conf.py: shipped inside a wheel, at the top of a clone."""
+    """Returns the path of the API's gunicorn.conf.py, from a wheel or the top of a clone."""
     spec = find_spec("inference_api")
     if spec is None or spec.origin is None:
         sys.exit("Hearth is not installed on this machine: pip install 'hearth[cluster]'.")

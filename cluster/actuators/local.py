@@ -1,7 +1,7 @@
-"""Replicas as processes of this machine, which outlive the controller.
+"""Runs replicas as processes of this machine, which outlive the controller.
 
 Each replica has a file and a log in a folder, where a restarted controller finds it. All replicas
-share a fixed amount of resources. A replica has whole GPUs to itself, and can have whole cores.
+share a fixed amount of resources. A replica has its GPUs, and on request its cores, to itself.
 """
 
 import fcntl
@@ -67,7 +67,7 @@ class LocalMachine:
     ) -> None:
         """`capacity` is the resources of all replicas together, by default the cores that this
         process may use. `pins` gives a replica with a whole number of CPUs its own cores. Raises
-        ActuatorUnusable if the folder cannot be used, or another controller uses it."""
+        ActuatorUnusable if the folder cannot be used or another controller uses it."""
         self._folder = folder
         self._cores = tuple(sorted(os.sched_getaffinity(0)))
         self._capacity = dict(capacity or {"CPU": len(self._cores)})
@@ -150,7 +150,7 @@ class LocalMachine:
         return Placed(record.name, record.group, url, record.is_leaving, ended)
 
     def _lacking(self, wanted: Mapping[str, float]) -> str | None:
-        """Returns the missing resources, for a message."""
+        """Returns a message about missing resources; None if there are enough."""
         taken = [record.resources for record in self._records.values()]
         faults = []
         for name, amount in wanted.items():
@@ -161,7 +161,8 @@ class LocalMachine:
         return "; ".join(faults) or None
 
     def _new_port(self) -> int:
-        """Returns a free port that no replica has; a new replica may not listen on its port yet."""
+        """Returns a free port that no replica has. A new replica may have one on which it does not
+        listen yet."""
         given = {record.port for record in self._records.values()}
         while (port := free_port(HOST)) in given:
             continue
@@ -177,7 +178,7 @@ class LocalMachine:
         return tuple(free[: int(count)])
 
     def _devices_for(self, resources: Mapping[str, float]) -> tuple[str, ...]:
-        """Returns the devices for a replica; empty if it may use all."""
+        """Returns the GPUs for a replica; empty if it may use all."""
         count = resources.get("GPU", 0.0)
         if count != int(count):
             return ()
@@ -197,12 +198,12 @@ class LocalMachine:
 
 
 def records_in(folder: Path) -> list[ReplicaRecord]:
-    """Returns the replicas recorded in a folder. Others than the controller may call it, too."""
+    """Returns the replicas recorded in a folder. Any process may call this."""
     return [each for each in map(_read, folder.glob("*.json")) if each]
 
 
 def _read(path: Path) -> ReplicaRecord | None:
-    """Returns a record; None if the file is gone. An invalid file is logged and kept: None, too."""
+    """Returns a record; None if the file is gone or invalid. Logs an invalid file and keeps it."""
     try:
         record = ReplicaRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:

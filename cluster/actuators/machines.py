@@ -24,7 +24,7 @@ class Machines(Protocol):
     bounded in time, and raises ActuatorUnusable if the machines cannot be reached at all."""
 
     def placed(self) -> Sequence[Placed]:
-        """Returns all replicas that were placed, by any process, and not removed since."""
+        """Returns all replicas that any process has placed and that were not removed since."""
 
     def place(self, name: str, group: Group, recipe: Recipe) -> str | None:
         """Start a process. If there is no room, change nothing and return the reason."""
@@ -33,7 +33,7 @@ class Machines(Protocol):
         """Record that a replica is being stopped. The record outlives this process."""
 
     def terminate(self, name: str) -> None:
-        """Have a replica's process drain and exit."""
+        """Make a replica's process drain and exit."""
 
     def remove(self, name: str) -> None:
         """Kill the remaining processes of a replica, free its resources and forget it."""

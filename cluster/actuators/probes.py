@@ -1,4 +1,4 @@
-"""Asks replicas whether they are ready, many at once and with a timeout."""
+"""Asks many replicas at once, with a timeout, whether they are ready."""
 
 import json
 import math
@@ -20,15 +20,15 @@ METRICS_BOUNDS = replace(BOUNDS, max_bytes=8 * 2**20)
 
 class ReplicaHealth(Enum):
     READY = "ready"
-    NOT_READY = "not ready"  # it says so, or nothing listens
+    NOT_READY = "not ready"  # the replica says so, or nothing listens
     SILENT = "silent"  # no answer in time
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A replica's answer. `busy_rows` is None if it does not say; for other engines than Hearth it
-    includes waiting requests. `models` are the names it serves; empty if it was not asked or does
-    not say."""
+    """A replica's answer. `busy_rows` is None if unknown; for engines other than Hearth it includes
+    waiting requests. `models` are the names it serves; empty if it was not asked or does not
+    say."""
 
     health: ReplicaHealth
     busy_rows: int | None = None
@@ -36,7 +36,7 @@ class Probed:
 
 
 def probe(url: str, engine: Engine = HEARTH, asks_models: bool = False) -> Probed:
-    """Ask one replica. With `asks_models` a ready one is also asked for its models' names."""
+    """Asks one replica. With `asks_models`, asks a ready replica for its models' names, too."""
     try:
         answer = ask(f"{url}{engine.ready_path}", BOUNDS)
     except FetchLate:
@@ -66,10 +66,10 @@ class ReplicaProbes:
         self._asked: dict[str, Future[Probed]] = {}
 
     def ask(self, urls: Mapping[str, Engine]) -> Mapping[str, Probed]:
-        """Ask the replicas at `urls`, which have the engine at each.
+        """Ask the replicas at the keys of `urls`; the values are their engines.
 
-        Returns the answers of replicas that have answered or timed out. The answer of any other
-        comes with a later round.
+        Returns the answers of replicas that have answered or timed out. Later rounds return the
+        other answers.
         """
         for url, engine in urls.items():
             if url not in self._asked:
@@ -103,7 +103,7 @@ def _busy_rows(body: bytes) -> int | None:
 
 
 def _present(url: str, engine: Engine) -> int | None:
-    """Returns how many requests run or wait, from the engine's metrics."""
+    """Returns the number of requests that run or wait, from the engine's metrics."""
     try:
         page = fetch(f"{url}/metrics", METRICS_BOUNDS).decode(errors="replace")
         return math.ceil(parse_counters(page, 0.0, engine).present)

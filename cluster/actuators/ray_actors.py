@@ -1,9 +1,9 @@
-"""Replicas as Ray actors, each of which owns a process on its node.
+"""Runs replicas as Ray actors, each of which owns a process on its node.
 
-Ray places them by their resources, and restarts them when a process or a node dies, if necessary on
-another node. Requests never pass through Ray. Actors are detached and named, so that a restarted
-controller finds them. A placement group reserves a replica's resources before its actor exists. It
-shows within moments whether there is room; an actor would wait forever.
+Ray places actors by their resources. When a process or a node dies, it restarts the actor, if
+necessary on another node. Requests never pass through Ray. Actors are detached and named, so that a
+restarted controller finds them. A placement group reserves a replica's resources before its actor
+exists: it shows within moments whether there is room, while an actor would wait forever.
 """
 
 import logging
@@ -46,7 +46,7 @@ class Report:
 
 class ApiActor:
     """Runs on the node. Its methods run on one thread, which starts the process. When this thread
-    ends, in whatever way, Linux signals the process to drain and exit."""
+    ends for any reason, Linux signals the process to drain and exit."""
 
     def __init__(self, name: str, recipe: Recipe, *, pins: bool) -> None:
         import ray
@@ -87,15 +87,15 @@ class ApiActor:
         self._process.kill()
 
     def _watch(self) -> None:
-        """Make Ray start another one when a process that had been ready ends, or loses its node."""
+        """Make Ray start another actor when a process that was ready ends or its node is lost."""
         was_ready, raylet = False, os.getppid()
         while self._process.is_running():
             if os.getppid() != raylet:
-                os._exit(1)  # which drains the process: Ray has another one elsewhere
+                os._exit(1)  # this drains the process; Ray has another actor elsewhere
             if not was_ready:
                 was_ready = probe(self._url, self._engine).health is ReplicaHealth.READY
             time.sleep(WATCH_S)
-        self._process.kill()  # its workers, if any are left
+        self._process.kill()  # ends workers that are left
         if was_ready and not self._is_leaving:
             os._exit(1)
         self._ended = last_words(self._log_path)
@@ -113,16 +113,15 @@ class RayMachines:
         pins: bool = False,
         place_timeout_s: float = 5.0,
     ) -> None:
-        """`pins` gives a replica with whole CPUs its own cores, while its node has any.
-        `place_timeout_s` is how long Ray may look for room. Raises ActuatorUnusable.
-        """
+        """`pins` gives a replica with a whole number of CPUs its own cores, while its node has any.
+        `place_timeout_s` is how long Ray may look for room. Raises ActuatorUnusable."""
         self._ray = _ray()
         self._pins = pins
         self._place_timeout_s = place_timeout_s
-        self._actors: dict[str, Any] = {}  # handles, by actor name
-        self._reports: dict[str, Report] = {}  # the last ones, by actor name
-        self._told: dict[str, str] = {}  # the last method called, by actor name
-        self._removed: set[str] = set()  # Ray may list them for a moment
+        self._actors: dict[str, Any] = {}  # handles by actor name
+        self._reports: dict[str, Report] = {}  # last reports by actor name
+        self._told: dict[str, str] = {}  # last method called, by actor name
+        self._removed: set[str] = set()  # Ray may still list these for a moment
         try:
             _check_address(address)
             self._ray.init(
@@ -141,7 +140,7 @@ class RayMachines:
         names = self._actor_names()
         for name, report in self._ask(names).items():
             self._reports[name] = report
-            if name in self._told and not report.is_leaving:  # another one, in place of a lost one
+            if name in self._told and not report.is_leaving:  # it has replaced a lost actor
                 self._tell(name, self._told[name])
         self._reports = {name: report for name, report in self._reports.items() if name in names}
         return [self._placed(name) for name in names]
@@ -191,7 +190,7 @@ class RayMachines:
         self._ray.shutdown()
 
     def _options(self, actor_name: str, room: Any, wanted: Mapping[str, float]) -> dict[str, Any]:
-        """num_cpus is given explicitly: without it, a running actor takes none."""
+        """Returns the actor's options. Without `num_cpus`, a running actor would take no CPUs."""
         in_room = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         return {
             "name": actor_name,
@@ -204,7 +203,7 @@ class RayMachines:
         }
 
     def _actor_names(self) -> list[str]:
-        """Raises ActuatorUnusable: every call begins here."""
+        """Returns the names of all actors. Every call begins here. Raises ActuatorUnusable."""
         try:
             listed = set(self._ray.util.list_named_actors())
         except (self._ray.exceptions.RayError, OSError, RuntimeError) as error:
@@ -213,7 +212,8 @@ class RayMachines:
         return sorted(name for name in listed - self._removed if name.count("|") == 3)
 
     def _ask(self, actor_names: Sequence[str]) -> dict[str, Report]:
-        """The reports that arrive in time; an actor that restarts or lost its node gives none."""
+        """Returns the reports that arrive in time. Actors that restart or lost their node send
+        none."""
         asked: dict[Any, str] = {}
         for actor_name in actor_names:
             if actor := self._actor(actor_name):
@@ -231,7 +231,7 @@ class RayMachines:
         return reports
 
     def _tell(self, actor_name: str, method: str) -> None:
-        """Calls an actor without waiting; one that restarts gets the call once it runs."""
+        """Call an actor without waiting. An actor that restarts gets the call once it runs."""
         self._told[actor_name] = method
         if actor := self._actor(actor_name):
             getattr(actor, method).remote()
@@ -266,13 +266,13 @@ class RayMachines:
 
 
 def _parsed(actor_name: str) -> tuple[str, Group]:
-    """A replica's name and its group."""
+    """Returns a replica's name and its group."""
     name, server, accelerator, user_rows = map(unquote, actor_name.split("|"))
     return name, Group(server, accelerator, int(user_rows))
 
 
 def _actor_name(name: str, group: Group) -> str:
-    """Contains everything that must be known if the actor itself cannot be asked."""
+    """Returns a name with all that must be known about an actor that does not answer."""
     parts = (name, group.server, group.accelerator, str(group.user_rows))
     return "|".join(quote(part, safe="") for part in parts)
 
@@ -285,13 +285,13 @@ def _check_address(address: str) -> None:
 
 
 def _ray() -> ModuleType:
-    """Raises ActuatorUnusable with the remedy if Ray is not installed."""
+    """Imports Ray. Raises ActuatorUnusable with the remedy if it is not installed."""
     try:
         import ray
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise ActuatorUnusable("Ray is missing; pip install 'hearth[cluster]'.") from error
-    # Hides a warning that we know: losing a reservation kills its actors.
+    # Hides Ray's warning that losing a reservation kills its actors.
     logging.getLogger("ray.actor").setLevel(logging.ERROR)
     module: ModuleType = ray
     return module

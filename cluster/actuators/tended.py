@@ -5,11 +5,11 @@ that are being stopped through these steps:
 
     ready ─▶ leaves the file ─▶ leave_s ─▶ SIGTERM: refuses, ends its streams ─▶ ended ─▶ removed
 
-Other engines than Hearth may cut off their streams on SIGTERM, so they get it once they have no
-requests left, or after `drain_s`.
+Engines other than Hearth may cut off their streams on SIGTERM, so they get it only when they have
+no requests left, or after `drain_s`.
 
-A replica that ends by itself is started again. The wait before that doubles each time, until one of
-its successors has been ready for STEADY_S.
+A replica that ends by itself is started again. The wait before each restart doubles, until a
+successor has been ready for STEADY_S.
 
 The proxy may use an old file for a moment. Requests that it sends meanwhile are served. Requests
 during the drain get 503, and the proxy sends them to another replica.
@@ -33,22 +33,22 @@ from cluster.replicas import Group, Outcome, Recipe, Recipes, Replica, ReplicaSt
 
 log = logging.getLogger(__name__)
 
-# Consecutive health checks without any answer before a replica leaves the upstreams, because one
-# may be due to load. A replica that says it is not ready, or does not listen, leaves at once.
+# Consecutive health checks without any answer after which a replica leaves the upstreams; a single
+# one may be due to load. A replica that says it is not ready, or does not listen, leaves at once.
 MAX_SILENT_CHECKS = 2
-# Time beyond DRAIN_TIMEOUT: gunicorn's own grace period, and a reserve.
+# Covers gunicorn's own grace period after DRAIN_TIMEOUT, with a reserve.
 GRACE_BEYOND_DRAIN_S = 30.0
-# Between a crash and the next start.
+# Waits between a crash and the next start.
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 300.0
-STEADY_S = 300.0  # a replica that was ready for so long starts again from the first wait
+STEADY_S = 300.0  # after a replica was ready for this long, waits begin at FIRST_WAIT_S again
 JOIN_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
     """`leave_s` must exceed the proxy's HEALTH_INTERVAL plus the 4 s that its health checks may
-    take. `drain_s` is the replicas' DRAIN_TIMEOUT, whatever their recipe says, and the time that
-    other engines have to finish their requests."""
+    take. `drain_s` overrides DRAIN_TIMEOUT in replicas' recipes, and is the time that other engines
+    have to finish their requests."""
 
     probe_s: float = 1.0
     leave_s: float = 10.0
@@ -57,7 +57,7 @@ class Times:
 
 @dataclass(slots=True)
 class _Note:
-    """The state of a replica that its machine does not know."""
+    """What is known of a replica besides its machine's record."""
 
     is_ready: bool = False
     ready_s: float | None = None  # when it first became ready
@@ -108,7 +108,7 @@ class TendedReplicas:
         times: Times = Times(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Adopts replicas that run already. Raises ActuatorUnusable."""
+        """Adopts replicas that already run. Raises ActuatorUnusable."""
         self._machines = machines
         self._recipes = recipes
         self._upstreams = upstreams
@@ -122,7 +122,7 @@ class TendedReplicas:
             self._adopt()
         except BaseException:
             self._probes.close()
-            machines.close()  # for the next try
+            machines.close()  # so that the next try can open them
             raise
         self._thread = threading.Thread(target=self._run, name="replica-tending", daemon=True)
         self._thread.start()
@@ -173,7 +173,7 @@ class TendedReplicas:
         self._machines.close()
 
     def _adopt(self) -> None:
-        """Until they are asked, replicas that an earlier run listed count as ready."""
+        """Adopt running replicas. Those that an earlier run listed count as ready until probed."""
         for each in self._machines.placed():
             listed = self._upstreams.listed.get(each.url or "")
             if listed is not None:
@@ -220,8 +220,8 @@ class TendedReplicas:
                 self._note(each).take(answers[each.url], self._clock())
 
     def _write_upstreams(self, placed: Sequence[Placed]) -> None:
-        """Write the ready replicas into the upstreams file. With several servers, each gets only
-        requests for its own models."""
+        """Write the ready replicas into the upstreams file. If there are several servers, a replica
+        gets only requests for its own models."""
         listed: dict[str, Listed] = {}
         for each in placed:
             if self._state(each) is not ReplicaState.READY or each.url is None:
@@ -250,7 +250,7 @@ class TendedReplicas:
         if replica.ended is not None:
             self._remove(replica.name)
         elif note.terminated_s is None:
-            # A replica that was never ready has got no requests.
+            # A replica that was never ready has received no requests.
             if not note.was_ready or self._may_end(replica, now_s - note.left_s):
                 self._machines.terminate(replica.name)
                 note.terminated_s = now_s
@@ -259,20 +259,20 @@ class TendedReplicas:
             self._remove(replica.name)
 
     def _ending_s(self, replica: Placed) -> float:
-        """Returns how long it may take to end after SIGTERM."""
+        """Returns how long the replica may take to end after SIGTERM."""
         drain_s = self._times.drain_s if self._engine(replica).drains_itself else 0.0
         return drain_s + GRACE_BEYOND_DRAIN_S
 
     def _may_end(self, replica: Placed, left_for_s: float) -> bool:
-        """Returns whether SIGTERM cuts off no stream, or the time to finish is over."""
+        """Returns whether SIGTERM would cut off no stream, or the time to finish is over."""
         draining_s = left_for_s - self._times.leave_s
         if draining_s < 0 or self._engine(replica).drains_itself:
             return draining_s >= 0
         return self._note(replica).busy_rows == 0 or draining_s >= self._times.drain_s
 
     def _see_crash(self, crashed: Placed) -> None:
-        """Restart a crashed replica that had been ready, once it is time. A replica that was never
-        ready is kept for inspection, until one is wanted again."""
+        """Restart a crashed replica that had been ready, once its wait is over. A replica that was
+        never ready is kept for inspection until another one is wanted."""
         note = self._note(crashed)
         if note.due_s is None:
             note.crash(self._clock())
@@ -326,7 +326,7 @@ class TendedReplicas:
         return self._state(replica) in (ReplicaState.STARTING, ReplicaState.READY)
 
     def _worth(self, replica: Placed) -> tuple[int, int]:
-        """Returns a sort key; the lowest is stopped first: replicas that do not work, then those
+        """Returns a sort key; the lowest is stopped first: replicas that do not work, then replicas
         with few busy rows."""
         order = (ReplicaState.FAILED, ReplicaState.STARTING, ReplicaState.READY)
         return order.index(self._state(replica)), self._note(replica).busy_rows or 0

@@ -1,4 +1,4 @@
-"""Writes the file that the proxy reads (UPSTREAMS_FILE), with the ready replicas."""
+"""Writes the ready replicas into the file that the proxy reads (UPSTREAMS_FILE)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ HEAD = "# Written by the cluster's actuator: changes made here are lost.\n"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A replica's entry. An entry without models takes requests for any model. `rows` is for a
-    replica that does not report them. `server` is its name in the proxy's routes and records."""
+    """A replica's entry. An entry without models takes requests for any model. `rows` is given for
+    a replica that does not report its rows. `server` is the name in the proxy's routes and
+    records."""
 
     models: tuple[str, ...] = ()
     health_path: str = USUAL_PATH
@@ -41,8 +42,8 @@ class UpstreamsFile:
             ) from error
 
     def write(self, listed: Mapping[str, Listed]) -> bool:
-        """Write the file, if it changes. Returns whether it did. The file is replaced as a whole,
-        so that no reader sees half of it."""
+        """Write the file if its content changes. Returns whether it did. Replaces the file as a
+        whole, so that no reader sees half of it."""
         entries = [
             {"url": url}
             | ({"models": list(each.models)} if each.models else {})
@@ -62,7 +63,7 @@ class UpstreamsFile:
 
 
 def _upstreams_in(text: str) -> dict[str, Listed]:
-    """Returns the entries. Raises ValueError if `write` cannot have written this file."""
+    """Returns the entries of a file. Raises ValueError if `write` cannot have written it."""
     if not text:
         return {}
     if not text.startswith(HEAD):

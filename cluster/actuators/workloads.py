@@ -1,8 +1,8 @@
 """The parts of Deployments and Pods that concern replicas. Pure, immutable: any thread.
 
-Labels of a Deployment and its pods name their server and accelerator. If a name is not valid in a
-label (63 letters, digits, `-`, `_`, `.`), an annotation with the same key has it. The rows of the
-group are USER_ROWS of the first container.
+Labels of a Deployment and its pods name their server and accelerator. A name that is not valid in a
+label (63 letters, digits, `-`, `_`, `.`) is in an annotation with the same key. USER_ROWS of the
+first container gives the group's rows.
 """
 
 from datetime import datetime
@@ -23,7 +23,7 @@ DEFAULT_PORT = 7000
 
 MAX_WHY = 500
 MAX_SAID = 400
-# Reasons for which a container waits in vain, until someone acts.
+# Reasons for which a container waits until someone acts.
 STUCK = frozenset(
     {
         "CrashLoopBackOff",
@@ -43,7 +43,7 @@ Names = Annotated[dict[str, str], BeforeValidator(lambda value: {} if value is N
 
 
 def _at(*path: str, default: object = ...) -> Any:
-    """Returns a field that is so deep in the object."""
+    """Returns a field that is read from this path in the object."""
     return Field(default, validation_alias=AliasPath(*path))
 
 
@@ -94,7 +94,7 @@ class _Workload(_Part):
     def user_rows(self) -> int:
         values = {each.name: each.value for each in self.containers[0].env}
         found = values.get(ROWS_VARIABLE) or ""
-        # With a wrong value the process does not start, so any number may be returned.
+        # With an invalid value the process does not start, so any number may be returned.
         return int(found) if found.isdecimal() and len(found) < 9 else DEFAULT_ROWS
 
     @property
@@ -134,7 +134,8 @@ class ContainerStatus(_Part):
 
     @property
     def why_stuck(self) -> str:
-        """Returns why a container cannot run, with its log's end; empty if it runs or may run."""
+        """Returns why a container cannot run, with the end of its log; empty if it runs or may
+        run."""
         waiting, ended = self.waiting, self.ended
         if waiting is None or waiting.reason not in STUCK:
             return ""
@@ -152,7 +153,8 @@ class Pod(_Workload):
 
     @property
     def group(self) -> Group | None:
-        """Returns the replica; None if the pod is only the record of an evicted one."""
+        """Returns the pod's group; None without labels, or if the pod has ended (an evicted pod
+        stays as a record)."""
         server, accelerator = self.labelled
         if not server or not accelerator or self.phase in ("Succeeded", "Failed"):
             return None
