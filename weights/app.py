@@ -25,7 +25,7 @@ class Health(TypedDict):
 
 
 def create_app(settings: Settings | None = None, store: WeightStore | None = None) -> Flask:
-    """Raises StartupError."""
+    """Returns the application. Raises StartupError."""
     settings = settings or load_settings()
     import_module("scipy.optimize")  # slow, so the first request should not wait for it
     service = create_service(settings, store)

@@ -1,6 +1,6 @@
 """Every error of the weights service, with the status a client sees.
 
-Raise them anywhere; `routes` renders them, once, at the edge, as it does BodyTooLarge of
+Any code may raise them. `routes` alone renders them, and also BodyTooLarge of
 `common.http_routes`, StoreFailed of `common.errors` and NotInstalled of `common.numerics`.
 """
 
@@ -46,7 +46,7 @@ class InvalidRequest(WeightsError):
 
 
 class NoPartition(WeightsError):
-    """The bounds leave no way to deal out whole layers."""
+    """The bounds allow no split into whole layers."""
 
     status = 422
     code = "no_partition"
@@ -71,7 +71,7 @@ class SessionMismatch(WeightsError):
 
 
 class DriveError(Exception):
-    """For the user of `python -m weights drive`: names the value, the bound and the remedy."""
+    """An error for the user of `python -m weights drive`. Names the value, bound and remedy."""
 
 
 class EngineUnusable(DriveError):

@@ -1,5 +1,5 @@
-"""Converts shares to whole layers: the count and range of each node, and the formats of engines.
-Pure: any thread.
+"""Converts shares to whole layers: to counts and ranges of nodes, and to settings of engines. Pure:
+any thread.
 
 A node's caps are exact: floor(max_weighting x layers) at most, ceil(min_weighting x layers) at
 least. Many shares give the same layers; `snapped` makes them equal, so that measurements of one
@@ -13,8 +13,8 @@ from math import ceil, floor
 from weights.errors import NoPartition
 from weights.search import Problem, Shares
 
-ROUNDING = 1e-6  # in layers, so that 0.3 x 10 counts as three
-MAX_NEIGHBOURS = 1000  # a model of costs may take their number squared in memory, and cubed in time
+ROUNDING = 1e-6  # layers; so that 0.3 x 10 counts as three
+MAX_NEIGHBOURS = 1000  # models of the cost take memory with its square and time with its cube
 
 Layers = tuple[int, ...]  # layers of each node, in ring order
 
@@ -27,8 +27,8 @@ def partition(
 ) -> Layers:
     """Returns layers per node by largest remainder, within the caps. Ties go to the earlier node.
 
-    The result is the nearest to shares x layers that the bounds allow (Euclidean): the squared
-    distance is a sum of convex terms, which one layer at a time minimises. Raises NoPartition.
+    Within the bounds, the result is nearest to shares x layers (Euclidean): the squared distance is
+    a sum of convex terms, so moving one layer at a time minimises it. Raises NoPartition.
     """
     low = [min_layers] * len(shares) if isinstance(min_layers, int) else list(min_layers)
     high = [floor(cap * num_layers + ROUNDING) for cap in max_weightings or [1.0] * len(shares)]
@@ -49,8 +49,8 @@ def partition(
 
 def layers_of(shares: Sequence[float], problem: Problem, min_layers: int | None = 0) -> Layers:
     """Returns the layers for `shares` within the bounds of a problem, which must have `num_layers`.
-    Without `min_layers` each node gets at least one, which most engines need, if the caps allow
-    it."""
+    If `min_layers` is None, each node gets at least one layer, as most engines need, if the caps
+    allow it."""
     num_layers = problem.num_layers
     assert num_layers is not None
     low = smallest_layers(problem.min_weightings, num_layers, min_layers or 0)
@@ -70,7 +70,7 @@ def smallest_layers(
 
 def snapped(shares: Sequence[float], problem: Problem) -> Shares:
     """Returns the shares rounded to whole layers; unchanged without `num_layers`. Shares outside
-    the bounds, told before the bounds were tightened, are rounded without bounds."""
+    the bounds, told before these were tightened, are rounded without bounds."""
     if problem.num_layers is None:
         return tuple(shares)
     if problem.allows(shares):
@@ -105,9 +105,9 @@ def _check_bounds(low: Sequence[int], high: Sequence[int], num_layers: int) -> N
 
 
 def neighbours(shares: Shares, problem: Problem) -> list[Shares]:
-    """Returns splits within the bounds that move one layer from one node to another: all, or evenly
-    MAX_NEIGHBOURS of more. `shares` are whole layers already; the problem must have `num_layers`.
-    """
+    """Returns the splits within the bounds that move one layer from one node to another. Of more
+    than MAX_NEIGHBOURS it returns an even selection. `shares` must be whole layers, and the problem
+    must have `num_layers`."""
     assert problem.num_layers is not None
     total = problem.num_layers
     layers = [round(share * total) for share in shares]
@@ -128,7 +128,7 @@ def neighbours(shares: Shares, problem: Problem) -> list[Shares]:
 
 
 def engine_settings(layers: Sequence[int]) -> dict[str, object]:
-    """Returns for each engine the setting that gives node i `layers[i]` layers, in ring order. Only
+    """Returns the setting of each engine that gives node i `layers[i]` layers, in ring order. Only
     llama.cpp supports a node without layers."""
     counts = ",".join(map(str, layers))
     split = tensor_split(layers)
@@ -156,7 +156,7 @@ def tensor_split(layers: Sequence[int]) -> str:
 
 
 def shard_assignments(layers: Sequence[int]) -> list[dict[str, int]]:
-    """Returns exo's shard of each rank, to be named after its runner and node."""
+    """Returns exo's shard of each rank, without names of runners and nodes."""
     return [
         {
             "device_rank": rank,

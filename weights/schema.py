@@ -1,6 +1,6 @@
-"""Request bodies, checked here and nowhere else. Immutable: any thread.
+"""Request bodies, which only this module checks. Immutable: any thread.
 
-Sums are checked with a tolerance and then made exact, because floats rarely sum to 1.
+Sums are checked with a tolerance and then made exact, because floats rarely sum to exactly 1.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from weights.search import Direction, Observation, Problem, Shares
 from weights.simplex import nearest_point
 
 TOLERANCE = 1e-6
-SUM_TOLERANCE = 1e-3  # for the sum of weights, which may be rounded to three digits
+SUM_TOLERANCE = 1e-3  # for the sum of weights that are rounded to three digits
 MAX_NODES = 256
 MAX_LAYERS = 1024
 MAX_PROPOSALS = 64
@@ -70,7 +70,7 @@ class LogBody(NodesBody):
 
 
 class SearchBody(NodesBody):
-    """The problem of a search. Each field is checked against the valid fields before it."""
+    """The problem of a search. Each field is checked together with the valid fields before it."""
 
     max_weightings: Annotated[list[Cap], FEW]
     min_weightings: Annotated[list[Share], FEW] | None = None
@@ -189,7 +189,7 @@ class ObservationsBody(SearchBody):
 
 
 class PartitionBody(Body):
-    """Body of `/weights/sessions/<id>/partition`; weights as in `weights_of_session`."""
+    """Body of `/weights/sessions/<id>/partition`. Without `weights` the session's best are used."""
 
     num_layers: NumLayers
     min_layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)  # None: 1 if possible
@@ -207,7 +207,7 @@ class PartitionBody(Body):
 
 
 class Page(BaseModel):
-    """Query of the routes that list."""
+    """Query of the routes that return lists in pages."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -233,7 +233,7 @@ def _check_length(name: str, values: Sequence[float], info: ValidationInfo) -> N
 
 
 def _bounds(info: ValidationInfo) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns the bounds of every node; empty if their own fields are invalid."""
+    """Returns the bounds of every node; empty if the fields with the bounds are invalid."""
     high = info.data.get("max_weightings", [])
     low = info.data.get("min_weightings") or [0.0] * len(high)
     return low, high
@@ -242,8 +242,8 @@ def _bounds(info: ValidationInfo) -> tuple[Sequence[float], Sequence[float]]:
 def _checked(
     weights: Sequence[float], low: Sequence[float], high: Sequence[float], at: str = ""
 ) -> Shares:
-    """Returns the weights, scaled to sum to exactly 1. Within the tolerance they must already sum
-    to 1, and be within [low, high]."""
+    """Returns the weights, scaled to sum to exactly 1. They must sum to 1 and lie within
+    [low, high], up to the tolerances."""
     if not high:
         return tuple(weights)  # the bounds are invalid, and reported already
     if len(weights) != len(high):

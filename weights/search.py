@@ -1,7 +1,7 @@
-"""The nouns of a partition search, and the protocol of samplers.
+"""The data types of a partition search, and the protocol of samplers.
 
 A search asks for shares (one share of the model per node, summing to 1), measures them, tells the
-metric, and asks again. Everything here is immutable and in plain Python numbers: any thread.
+metric, and asks again. All values are immutable and consist of plain Python numbers: any thread.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One measurement. Shares may be measured repeatedly, because the metric is noisy."""
+    """One measurement. The same shares may be measured repeatedly, because metrics are noisy."""
 
     shares: Shares
     metric: float
@@ -50,9 +50,9 @@ class Observation:
 class Proposal:
     """Shares to measure next.
 
-    `model` names the model that proposed them; `random` before one can be fitted.
-    `predicted_metric` is its prediction, and `predicted_spread` the standard deviation it expects
-    of a measurement; both are None if the model predicts nothing.
+    `model` is the name of the model that proposed them, or `random` before one can be fitted.
+    `predicted_metric` is the model's prediction, and `predicted_spread` the standard deviation of a
+    measurement that it expects; both are None if the model predicts nothing.
     """
 
     shares: Shares
@@ -63,10 +63,10 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best measured shares, with noise accounted for.
+    """The best measured shares, accounting for noise.
 
-    `metric` estimates the noise-free metric there, with a 90 % interval [low, high]. It may be
-    worse than the best single measurement, which may have been lucky.
+    `metric` estimates their noise-free metric, with a 90 % interval [low, high]. It may be worse
+    than the best single measurement, which may have been lucky.
     """
 
     shares: Shares
@@ -77,7 +77,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """Whether further trials pay, and the reason in a sentence."""
+    """Whether a search has converged, so that further trials do not pay, and why."""
 
     converged: bool
     reason: str
@@ -85,10 +85,10 @@ class Convergence:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The assessment of a history, whichever sampler made it.
+    """The assessment of a history from any sampler.
 
-    `concentration` has the parameters alpha of a Dirichlet distribution of good partitions: their
-    mean is the estimated optimum, their sum its certainty. None before it can be fitted.
+    `concentration` has the parameters alpha of a Dirichlet distribution of good partitions. Its
+    mean is the estimated optimum; their sum says how certain it is. None before it can be fitted.
     """
 
     model: str
@@ -108,5 +108,5 @@ class Sampler(Protocol):
         count: int,
         rng: np.random.Generator,
     ) -> list[Proposal]:
-        """Returns `count` shares within the bounds, to be measured in parallel with `pending` ones,
-        whose results are not told yet. Observations are in the order they were told."""
+        """Returns `count` shares within the bounds, to be measured in parallel with the `pending`
+        ones, whose results are not told yet. Observations are in the order they were told."""

@@ -1,4 +1,5 @@
-"""The weights service: joins a store and a sampler. Any thread; keeps only pending proposals."""
+"""The weights service: joins a store and a sampler. Any thread. Keeps only pending proposals and
+recent assessments itself."""
 
 import logging
 import threading
@@ -17,7 +18,7 @@ from weights.search import Assessment, Observation, Problem, Proposal, Sampler, 
 from weights.session import Session, Told, best_of, check_same
 from weights.store import WeightStore
 
-MAX_FITTED = 2000  # models are fitted to so many last observations
+MAX_FITTED = 2000  # models are fitted to at most this many of the last observations
 CACHED_ASSESSMENTS = 64
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class WeightsService:
     def __init__(self, store: WeightStore, sampler: Sampler) -> None:
         self._store, self._sampler = store, sampler
         self._pending = PendingAsks()
-        # A fit may take seconds, and pages that show a search ask often.
+        # A fit may take seconds, and pages that show a search poll it.
         self._assess = lru_cache(CACHED_ASSESSMENTS)(assess)
 
     def tell(self, session_id: str, problem: Problem, observations: Sequence[Observation]) -> Told:
@@ -55,7 +56,7 @@ class WeightsService:
     def ask(
         self, session_id: str, problem: Problem, count: int, seed: int | None
     ) -> list[Proposal]:
-        """Returns `count` proposals. With a seed they depend only on it, the problem and the
+        """Returns `count` proposals. With a seed they depend only on the seed, the problem and the
         history, not on pending trials. Raises SessionMismatch and StoreFailed."""
         session = self._store.find(session_id)
         observations: list[Observation] = []
@@ -81,8 +82,8 @@ class WeightsService:
     def layers(
         self, session_id: str, num_layers: int, min_layers: int | None, shares: Shares | None
     ) -> tuple[Shares, Layers]:
-        """Returns the given shares, or else the session's best, and their split. Raises
-        SessionNotFound, NoPartition and StoreFailed."""
+        """Returns `shares`, or else the session's best, and their layers. Raises SessionNotFound,
+        NoPartition and StoreFailed."""
         problem = replace(self.find(session_id).problem, num_layers=num_layers)
         shares = shares or self.overview(session_id).assessment.best.shares
         return shares, layers_of(shares, problem, min_layers)
@@ -95,8 +96,8 @@ class WeightsService:
         return self._with_allowed_best(session)
 
     def _with_allowed_best(self, session: Session) -> Session:
-        """Returns the session. If its bounds were tightened and exclude the best measurement, it
-        has the best of the last ones within the bounds instead."""
+        """Returns the session. If its bounds were tightened and exclude its best measurement,
+        replaces that by the best recent measurement within the bounds."""
         problem = session.problem
         if problem.allows(session.best.shares):
             return session
@@ -107,8 +108,8 @@ class WeightsService:
         return replace(session, best=best)
 
     def recent(self, session: Session) -> list[Observation]:
-        """Returns the last MAX_FITTED observations. Those with the same split of layers get equal
-        shares, because they repeat one measurement."""
+        """Returns the last MAX_FITTED observations. Observations of the same whole layers get equal
+        shares, so that they count as repeats."""
         first = max(0, session.num_observations - MAX_FITTED)
         told = self._store.observations(session.session_id, first, MAX_FITTED)
         return [replace(one, shares=snapped(one.shares, session.problem)) for one in told]
@@ -136,8 +137,8 @@ SAME = 1e-6  # largest difference of a share
 class PendingAsks:
     """Remembers proposals that are not yet measured, so that parallel trials differ. Any thread.
 
-    The process keeps them, not the store: losing them costs only some variety among running trials.
-    A proposal without a result is forgotten after an hour.
+    The process keeps them, not the store: losing them only makes running trials more alike. A
+    proposal without a result is forgotten after an hour.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -10,7 +10,7 @@ from weights.search import Direction, Observation, Problem
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The state of a search without its history, which every update reads and writes. `problem` has
+    """The state of a search without its history. Every update reads and writes it. `problem` has
     the last bounds; `best` is the best single measurement, the earliest among equals."""
 
     session_id: str
@@ -31,7 +31,7 @@ class Told:
 def apply_update(
     session: Session | None, session_id: str, problem: Problem, observations: Sequence[Observation]
 ) -> Told:
-    """Returns the session after `observations`, at least one. Raises SessionMismatch."""
+    """Returns the session after `observations`, which are not empty. Raises SessionMismatch."""
     best_now = best_of(problem.direction, observations)
     if session is None:
         return Told(Session(session_id, problem, len(observations), best_now), True, True)

@@ -9,16 +9,16 @@ tilting; Asmussen & Glynn, Stochastic Simulation, 2007, ch. V-VI). The tilt is c
 mean of the sum. Then all coordinates but one, the pivot j, are drawn; x_j is what is missing, and
 the vector is kept with probability h_j(x_j) / max h_j, or 0 outside the bounds.
 
-Exact: kept vectors have the Dirichlet law on the body up to rounding (1e-15 absolute), whatever
-the tilt and the tables below; these only decide how many draws are thrown away. That is few: for
-alpha >= 1 the densities are log-concave, a sum of standard deviation s has density over 1 / (10 s)
-at its mean, and the widest pivot has max h_j under 1 / s_j, so that one in 10 sqrt(n) is kept or
-more, however tight the bounds. A body thinner than `POINT` is taken for a point.
+Draws are exact: kept vectors have the Dirichlet law on the body up to rounding (1e-15 absolute),
+for any tilt and any tables below, which only decide how many draws are rejected. Few are: for
+alpha >= 1 the densities are log-concave, a sum with standard deviation s has density over
+1 / (10 s) at its mean, and the widest pivot has max h_j under 1 / s_j, so that at least one in
+10 sqrt(n) is kept for any bounds. A body thinner than `POINT` is taken for a point.
 
 With alpha < 1 a density may be infinite at 0. Then the pivot is the largest coordinate, which is
 at least mean(x): j is drawn in proportion to max h_j there, over the mass of h_j by Simpson's rule
-(1e-6), and vectors whose largest coordinate is another one are thrown away. This keeps one in
-some n^1.5 and is slow for hundreds of nodes (seconds a draw where all alpha are far below 1).
+(1e-6), and vectors whose largest coordinate is another one are rejected. This keeps about one in
+n^1.5 and is slow for hundreds of nodes (seconds a draw if all alpha are far below 1).
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from common.numerics import FloatArray, scipy
 
 IntArray: TypeAlias = npt.NDArray[np.intp]
 
-POINT = 1e-12  # a body of this slack is a point
+POINT = 1e-12  # a body with no more slack than this counts as a point
 RATIO, CELLS = 1.2, 160  # cells grow by RATIO away from the mode, down to 1.2^-160 = 2e-13
 MAX_LOG_TILT = 34.0  # argument of sinh: tilts to 3e14 reach bodies as thin as POINT
 CHUNK = 1 << 18  # coordinates drawn at once
@@ -40,7 +40,7 @@ CHUNK = 1 << 18  # coordinates drawn at once
 def sample_uniform(
     lower: FloatArray, upper: FloatArray, count: int, rng: np.random.Generator
 ) -> FloatArray:
-    """Returns `count` points, uniform on the body: [count, n]."""
+    """Returns `count` points [count, n], uniformly distributed on the body."""
     return sample_dirichlet(np.ones_like(lower), lower, upper, count, rng)
 
 
@@ -51,8 +51,8 @@ def sample_dirichlet(
     count: int,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Returns `count` points [count, n] of the Dirichlet(`concentration`) law within the body.
-    Bounds whose sums miss 1 by rounding are taken for a body of one point."""
+    """Returns `count` points [count, n] of the Dirichlet(`concentration`) law within the body. If
+    the bounds' sums miss 1 by rounding, the body counts as one point."""
     points = np.tile(nearest_point(lower, lower, upper), (count, 1))
     is_free = upper > lower
     low, high = lower[is_free], upper[is_free]
@@ -65,7 +65,7 @@ def sample_dirichlet(
 
 def nearest_point(point: FloatArray, lower: FloatArray, upper: FloatArray) -> FloatArray:
     """Returns the Euclidean projection of `point` on the body: clip(point + shift), with the shift
-    that makes the sum 1. Bounds that leave no room give the nearer of the two, scaled to 1."""
+    that makes the sum 1. If a bound leaves no room, returns that bound, scaled to sum to 1."""
     projected: FloatArray
     if upper.sum() <= 1.0 or lower.sum() >= 1.0:
         bound = upper if upper.sum() <= 1.0 else lower
@@ -81,11 +81,11 @@ def nearest_point(point: FloatArray, lower: FloatArray, upper: FloatArray) -> Fl
 
 @dataclass(frozen=True, slots=True)
 class _Marginals:
-    """The independent densities, in t = x^min(alpha, 1), where every one is bounded and unimodal.
+    """The independent densities in t = x^min(alpha, 1), where each is bounded and unimodal.
 
-    Under a staircase that is as high in each cell as the density at the cell's end nearer to the
-    mode. As cells grow by RATIO away from the mode, the staircase lies under the density stretched
-    by RATIO: of what is drawn from it, 1 / RATIO is kept or more, for any unimodal density.
+    They lie under staircases. In each cell, a staircase is as high as the density at the cell's end
+    nearer to the mode. Cells grow by RATIO away from the mode, so the staircase lies under the
+    density stretched by RATIO: at least 1 / RATIO of its draws are kept, for any unimodal density.
     """
 
     concentration: FloatArray
@@ -155,7 +155,7 @@ def _tilted_marginals(
         tilted = _marginals(concentration, low, high, float(np.sinh(log_tilt)))
         return float(tilted.mass_and_mean()[1].sum()) - total
 
-    # To a small part of the relative deviation of the sum, which is 1 / sqrt(sum(concentration)).
+    # The tolerance is small beside the sum's relative deviation, 1 / sqrt(sum(concentration)).
     log_tilt = scipy.optimize.brentq(excess, -MAX_LOG_TILT, MAX_LOG_TILT, xtol=1e-7)
     return _marginals(concentration, low, high, float(np.sinh(log_tilt)))
 
@@ -201,8 +201,8 @@ def _given_sum(
 
 
 def _pivots(marginals: _Marginals, total: float) -> tuple[FloatArray, FloatArray, bool]:
-    """Returns (probability of each node to be the pivot, log of max h there, whether it must be
-    largest): the one widest node, or a mixture over all when that keeps more."""
+    """Returns each node's probability to be the pivot, the log of its max h, and whether the pivot
+    must be largest. The widest node is the pivot, or a mixture of all if that keeps more draws."""
     mass, _ = marginals.mass_and_mean()
     floor = np.maximum(marginals.low, total / marginals.low.size)
     tops, tops_above = (_log_top(marginals, start) for start in (marginals.low, floor))
@@ -216,7 +216,7 @@ def _pivots(marginals: _Marginals, total: float) -> tuple[FloatArray, FloatArray
 
 
 def _log_top(marginals: _Marginals, start: FloatArray) -> FloatArray:
-    """Returns log of max h on [start, high]; -inf where that is empty."""
+    """Returns the log of max h on [start, high]; -inf where this range is empty."""
     rise = marginals.concentration - 1.0
     inner = rise / marginals.tilt if marginals.tilt > 0.0 else marginals.high
     candidates = np.stack([start, np.clip(inner, start, marginals.high), marginals.high])

@@ -19,7 +19,7 @@ class Ring:
 
 
 class Driver(Protocol):
-    """An engine. The constructor raises EngineUnusable if it cannot be measured. One thread."""
+    """An engine. Constructors raise EngineUnusable if it cannot be measured. One thread."""
 
     @property
     def ring(self) -> Ring: ...
@@ -28,11 +28,11 @@ class Driver(Protocol):
         """Returns tokens/s. Raises TrialFailed if this split fails, EngineUnusable if all would."""
 
     def finish(self, layers: Sequence[int]) -> str:
-        """Leave the engine with this split, if it keeps running. Returns the setting that makes the
-        split permanent, as text."""
+        """Leave a running engine with this split. Returns the setting that makes the split
+        permanent, as text."""
 
 
 def last_line(text: str) -> str:
-    """Returns what an engine printed last, for a message."""
+    """Returns the last line that an engine printed, for a message."""
     lines = text.strip().splitlines() or ["it printed nothing"]
     return lines[-1].strip()[:MAX_REASON_CHARS]

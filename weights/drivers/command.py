@@ -47,8 +47,8 @@ def main() -> None:
 
 
 def searches(driver_of: Callable[..., Driver]) -> Callable[..., None]:
-    """Returns a command that searches with the driver made from an engine's options, and adds the
-    common options. It exits with 0 if a split was found, else with 1 and the reason."""
+    """Decorates a function that makes a driver from an engine's options: returns the command, with
+    the common options, that searches. It exits with 0 if it finds a split, or 1 and the reason."""
 
     @click.option("--model", required=True)
     @click.option("--session", help="Default: ENGINE-MODEL.")

@@ -1,7 +1,7 @@
 """The driver of an exo cluster: reads its state, posts the instance of a split, and measures it.
 
-The order is that of exo's own `bench/exo_bench.py`: all instances are deleted, the new one is
-posted, its runners are watched until all are ready, then it rests, warms up and is measured.
+It follows the order of exo's own `bench/exo_bench.py`: delete all instances, post the new one,
+watch its runners until all are ready, rest, warm up, and measure.
 """
 
 import time
@@ -29,7 +29,8 @@ READY, FAILED = "RunnerReady", "Failed"
 
 @dataclass(frozen=True, slots=True)
 class ExoPlan:
-    """`nodes`: ids of nodes to use; empty for all. `replaces`: may delete running instances."""
+    """`nodes` are the ids of nodes to use; empty means all. `replaces` lets running instances be
+    deleted."""
 
     model: str
     nodes: tuple[str, ...] = ()
@@ -41,7 +42,7 @@ class ExoPlan:
 
 
 class ExoDriver:
-    """A `Driver`. The last measured instance stays."""
+    """A `Driver` for exo. The last measured instance keeps running."""
 
     def __init__(self, http: Http, plan: ExoPlan) -> None:
         self._http = http
@@ -65,7 +66,7 @@ class ExoDriver:
             raise TrialFailed(f"exo refuses the instance: {error}") from None
         self._wait_until_ready(placement)
         time.sleep(REST_S)
-        self._generate()  # warm-up: the first is slower than the others
+        self._generate()  # warm-up, because the first one is slower
         return median(self._generate() for _ in range(self._plan.repeats))
 
     def finish(self, layers: Sequence[int]) -> str:
@@ -118,7 +119,7 @@ class ExoDriver:
         raise TrialFailed(f"not ready within {self._plan.load_timeout_s:g} s")
 
     def _generate(self) -> float:
-        """Returns tokens/s of one stream, by exo's own clock. The bench route never stops early."""
+        """Returns tokens/s of one stream, as exo measures it. The bench route never stops early."""
         body = {
             "model": self._plan.model,
             "messages": [{"role": "user", "content": PROMPT}],

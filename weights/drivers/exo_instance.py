@@ -1,7 +1,7 @@
 """Turns exo's preview of an instance into the instance of a split. Pure.
 
-exo does not check that ranges are contiguous, cover the model, and fit a node, and an empty range
-crashes its runner, so all this is checked here. JSON as in exo's src/exo/shared/types, 2026-06.
+exo does not check that ranges are contiguous, cover the model and fit a node, and an empty range
+crashes its runner, so this module checks them. JSON is as in exo's src/exo/shared/types, 2026-06.
 """
 
 import copy
@@ -22,16 +22,16 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """exo's placement of a model as a pipeline over nodes, which are in the order of ranks."""
+    """exo's placement of a model as a pipeline over nodes, in the order of their ranks."""
 
-    instance: Json  # below RING
+    instance: Json  # the object under the key RING
     nodes: tuple[str, ...]
     runners: tuple[str, ...]
     num_layers: int
     model_bytes: int
 
     def ring(self, free_bytes: Mapping[str, int]) -> Ring:
-        """`free_bytes` of each node while nothing is loaded."""
+        """Returns the ring. `free_bytes` is each node's free memory while nothing is loaded."""
         layer_bytes = max(1, self.model_bytes // self.num_layers)
         room = (int(MEMORY_FOR_LAYERS * free_bytes.get(node, 0)) for node in self.nodes)
         most = tuple(min(self.num_layers, each // layer_bytes) for each in room)
@@ -65,7 +65,7 @@ def choose_preview(previews: Sequence[Any], num_nodes: int) -> Preview:
 
 
 def read_preview(instance: Any) -> Preview:
-    """Raises EngineUnusable if it does not match exo's API."""
+    """Parses an instance. Raises EngineUnusable if it does not match exo's API."""
     try:
         assignments = instance["shardAssignments"]
         node_of = {runner: node for node, runner in assignments["nodeToRunner"].items()}
@@ -89,7 +89,7 @@ def read_preview(instance: Any) -> Preview:
 
 
 def placed(preview: Preview, layers: Layers) -> Placement:
-    """Returns the instance with these layers for each rank, with new names."""
+    """Returns the instance, under new ids, that gives each rank its number of layers."""
     assert len(layers) == len(preview.nodes)
     assert sum(layers) == preview.num_layers
     assert min(layers) >= 1

@@ -1,4 +1,4 @@
-"""The number of layers of a GGUF file, or of a folder with a config.json."""
+"""Reads the number of layers from a GGUF file, or from a folder with a config.json."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ MAX_LAYERS = 1024
 
 
 def read_num_layers(model: Path) -> int:
-    """Raises EngineUnusable."""
+    """Returns the number of layers. Raises EngineUnusable."""
     try:
         count = _of_folder(model) if model.is_dir() else _of_file(model)
     except (OSError, ValueError, KeyError, IndexError, RecursionError) as error:

@@ -12,7 +12,7 @@ _NO_DEFAULT = object()
 
 
 class HttpRefused(EngineUnusable):
-    """An answer with status 400 or more. The message has it, and the text's beginning."""
+    """An answer with status 300 or more. The message has the status and the text's beginning."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status} {text}")
@@ -20,7 +20,7 @@ class HttpRefused(EngineUnusable):
 
 
 class Http:
-    """`timeout_s` bounds a whole answer. `token` is sent with each call."""
+    """A client of one engine. `timeout_s` bounds a whole answer. Each call sends `token`."""
 
     def __init__(self, url: str, timeout_s: float = 600.0, token: str | None = None) -> None:
         self._url = url.rstrip("/")
@@ -35,8 +35,8 @@ class Http:
         query: dict[str, Any] | None = None,
         missing: Any = _NO_DEFAULT,
     ) -> Any:
-        """Returns the answer's JSON; `missing` for a 404. Raises HttpRefused, or EngineUnusable if
-        there is no answer, or one that is no JSON."""
+        """Returns the answer's JSON, or `missing`, if given, for a 404. Raises HttpRefused, and
+        EngineUnusable if there is no answer or it is not JSON."""
         try:
             asked = f"?{urlencode(query, doseq=True)}" if query else ""
             answer = ask(self._url + path + asked, self._bounds, verb, body, self._headers)

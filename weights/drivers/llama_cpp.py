@@ -1,8 +1,8 @@
 """The driver of llama.cpp over several machines, with RPC servers and `llama-bench`.
 
-Devices are in the order of `--rpc`, then the local ones; each server has one device here. llama.cpp
-assigns exactly the wanted layers if a device's share is its number of layers, plus one for the last
-device, which also has the output (src/llama-model.cpp).
+Devices are those of `--rpc` in order, one per server, then the local ones. llama.cpp assigns
+exactly the wanted layers if a device's share is its number of layers, plus one for the last device,
+which also has the output (src/llama-model.cpp).
 """
 
 import json
@@ -17,17 +17,17 @@ from weights.drivers.gguf_layers import read_num_layers
 from weights.errors import EngineUnusable, TrialFailed
 from weights.partition import Layers
 
-NO_CPU = "999"  # number of layers on devices: all
+NO_CPU = "999"  # number of layers on devices; more than any model has
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaBench:
-    """How to measure. `program` must be of the same build as the servers."""
+    """How to measure. `program` must be from the same build as the servers."""
 
     program: str
     model: Path
     rpc: tuple[str, ...]  # host:port
-    local: tuple[str, ...] = ()  # devices of this machine, after those of `rpc`
+    local: tuple[str, ...] = ()  # devices of this machine, after the devices of `rpc`
     prompt_tokens: int = 0  # 0: measure generation alone
     generated_tokens: int = 128
     repeats: int = 3
@@ -36,7 +36,7 @@ class LlamaBench:
 
 
 class LlamaCppDriver:
-    """A `Driver`. The RPC servers are started by others, and keep running."""
+    """A `Driver` for llama.cpp. Somebody else starts the RPC servers, which keep running."""
 
     def __init__(self, bench: LlamaBench) -> None:
         self._bench = bench
@@ -88,7 +88,7 @@ class LlamaCppDriver:
         ]
 
     def _tests(self, layers: Layers) -> list[dict[str, Any]]:
-        """Raises TrialFailed and EngineUnusable."""
+        """Runs `llama-bench`. Returns its tests. Raises TrialFailed and EngineUnusable."""
         try:
             finished = subprocess.run(
                 self._command(layers),

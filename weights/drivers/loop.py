@@ -1,6 +1,6 @@
-"""The loop of a search: ask, apply, measure, tell, until further trials do not pay. One thread.
+"""Runs a search: asks, applies, measures and tells until further trials do not pay. One thread.
 
-It prints progress as lines of JSON: one for each trial, and a last one for the result.
+It reports progress as lines of JSON: one for each trial, and a last one for the result.
 """
 
 import json
@@ -15,7 +15,7 @@ from weights.partition import Layers, layers_of
 from weights.search import Observation, Problem
 from weights.service import WeightsService
 
-MAX_FAILURES = 3  # consecutive failed trials, after which the split is not the cause
+MAX_FAILURES = 3  # consecutive failed trials, after which splits cannot be the cause
 MAX_ASKS = 16
 
 Tell = Callable[[str], None]
@@ -23,7 +23,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A session of the service, about one ring."""
+    """A session of the service that is about one ring."""
 
     service: WeightsService
     session_id: str
@@ -60,7 +60,7 @@ class Search:
             )
 
     def ask(self, failed: AbstractSet[Layers]) -> tuple[Layers, str] | None:
-        """Returns a split that has not failed, and the model that proposes it; or None."""
+        """Returns a split that has not failed and the model that proposes it; None without one."""
         for _ in range(MAX_ASKS):
             (proposal,) = self.service.ask(self.session_id, self.problem, count=1, seed=None)
             layers = layers_of(proposal.shares, self.problem)
@@ -73,7 +73,7 @@ class Search:
         self.service.tell(self.session_id, self.problem, [Observation(shares, tokens_per_s)])
 
     def is_over(self) -> bool:
-        """Returns whether more trials are not worthwhile."""
+        """Returns whether more trials would not pay."""
         try:
             return self.service.overview(self.session_id).assessment.convergence.converged
         except SessionNotFound:
@@ -81,8 +81,8 @@ class Search:
 
 
 def drive(driver: Driver, search: Search, max_trials: int, tell: Tell) -> Layers:
-    """Search, and leave the engine with the best split. Returns that split, with noise accounted
-    for. Raises EngineUnusable, and TrialFailed after several failures in a row."""
+    """Search, and leave the engine with the best split, accounting for noise. Returns that split.
+    Raises EngineUnusable, and TrialFailed after several failures in a row."""
     search.check()
     num_failed = 0
     failed: set[Layers] = set()
@@ -108,7 +108,7 @@ def drive(driver: Driver, search: Search, max_trials: int, tell: Tell) -> Layers
 
 
 def _finish(driver: Driver, search: Search, tell: Tell) -> Layers:
-    """Print the best split, its interval, and the setting for it. Returns the split."""
+    """Tell the best split with its interval and its setting. Returns the split."""
     assessment = search.service.overview(search.session_id).assessment
     best, convergence = assessment.best, assessment.convergence
     layers = layers_of(best.shares, search.problem)

@@ -1,4 +1,4 @@
-"""The driver of Hearth's own pipeline, which moves layers and measures between requests."""
+"""The driver of Hearth's own pipeline, which moves layers and measures itself between requests."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ UNAVAILABLE = 503  # there was no pause between requests
 
 
 class PipelineDriver:
-    """A `Driver`. Requests that come during a measurement wait until it ends."""
+    """A `Driver` for Hearth. Requests that come during a measurement wait until it ends."""
 
     def __init__(self, http: Http, timeout_s: float) -> None:
         """`timeout_s` bounds the wait for a pause between requests."""

@@ -27,7 +27,7 @@ PROMPT = "The history of bridges begins with "
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """The environment's `variable` gets each stage's layers, as `12,10,10`. `url` ends in /v1."""
+    """The environment's `variable` gets the layers of each stage: `12,10,10`. `url` ends in /v1."""
 
     command: tuple[str, ...]
     variable: str
@@ -43,7 +43,7 @@ class ServerPlan:
 
 
 class ServerDriver:
-    """A `Driver`. Nothing runs between measurements."""
+    """A `Driver` that runs a server only during measurements."""
 
     def __init__(self, plan: ServerPlan) -> None:
         self._plan = plan

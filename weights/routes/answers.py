@@ -28,7 +28,7 @@ class WireModel(BaseModel):
 
 
 class Said(WireModel):
-    """The reference's shape of an answer."""
+    """The fields of every answer of the reference."""
 
     status_code: int
     message: str
@@ -115,7 +115,7 @@ class SessionsAnswer(WireModel):
 
 
 class NoiseAwareAnswer(ObservationAnswer):
-    """An end of the interval is null if it is unbounded, as with a single measurement."""
+    """A bound of the interval is null if it is infinite, as after a single measurement."""
 
     interval_90: tuple[float | None, float | None]
 
@@ -157,7 +157,7 @@ class OverviewAnswer(SessionAnswer):
         )
 
 
-# [first, beyond the last]; without prefixItems, which many OpenAPI readers do not support.
+# [first, last + 1]; described without prefixItems, which many OpenAPI readers do not support.
 LayerRange = Annotated[
     tuple[int, int],
     WithJsonSchema({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),

@@ -1,5 +1,5 @@
-"""The reference's routes: update, generate, delete and log. And Hearth's own: list sessions, read
-one, tell many at once, partition and delete.
+"""The reference's routes (update, generate, delete, log) and Hearth's own (list sessions, read one,
+tell many measurements at once, partition, delete).
 """
 
 import logging
@@ -42,7 +42,7 @@ PAGE = Page.model_json_schema()["properties"]
 
 
 class SessionConverter(PathConverter):
-    """A session's id in a path: any text, also with a slash at its start or a line break."""
+    """A session's id in a path: any text, even with a slash at its start or a line break."""
 
     regex = "(?s:.+?)"
     part_isolating = False

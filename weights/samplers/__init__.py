@@ -1,4 +1,4 @@
-"""The samplers, by name."""
+"""Chooses a sampler by its name."""
 
 from typing import Literal
 

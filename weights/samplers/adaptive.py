@@ -1,7 +1,7 @@
-"""The default sampler: fits all models of the cost, and asks the one that predicts best.
+"""The default sampler: fits all models of the cost, and asks the model that predicts best.
 
-Two of three trials explore where the chosen model would learn most about the optimum. One in three
-takes the best shares in expectation, so that good shares are measured whenever the search stops.
+Two of three trials explore where the chosen model learns most about the optimum. One in three takes
+the best shares in expectation, so that good shares have been measured whenever a search stops.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +20,7 @@ from weights.simplex import sample_uniform
 
 EXPLOIT_EVERY = 3
 MAX_REDRAWS = 16  # redraws of shares that have failed
-QUIET = 1e-3  # noise below which a repeat is useless
+QUIET = 1e-3  # noise of a cost below which a repeat is useless
 
 
 class AdaptiveSampler:
@@ -81,8 +81,7 @@ class _Step:
         explored = self._snapped(self._fit.explore(self._bounds, self._rng))
         if self._problem.num_layers is None or not self._is_known(explored):
             return explored
-        # There are few whole-layer splits, so instead of a repeat take the best unmeasured
-        # neighbour.
+        # Whole-layer splits are few, so take the best unmeasured neighbour instead of a repeat.
         return self._best_of(neighbours(explored, self._problem), or_else=explored)
 
     def _best_in_expectation(self) -> Shares:
@@ -99,7 +98,7 @@ class _Step:
         return best
 
     def _best_of(self, splits: Sequence[Shares], or_else: Shares) -> Shares:
-        """Returns the unmeasured split that is best in expectation."""
+        """Returns the unmeasured split that is best in expectation; `or_else` without one."""
         unknown = [shares for shares in splits if not self._is_known(shares)]
         if not unknown:
             return or_else

@@ -15,12 +15,12 @@ SEED = 0  # fixed, so that the same history gets the same answer
 MIN_POINTS = 3  # distinct measured shares needed to fit a model
 EQUAL = 1e-6  # costs with a smaller difference count as equal
 WORTHWHILE = 0.01  # further trials pay above this gain in cost
-UNKNOWN_PER_NODE = 2  # a speed and a latency; so many trials cannot contradict a model
+UNKNOWN_PER_NODE = 2  # a speed and a latency; as many trials as unknowns fit any model
 INTERVAL = (0.05, 0.95)
 
 
 def assess(problem: Problem, observations: Sequence[Observation]) -> Assessment:
-    """Returns best, convergence and concentration. Needs at least one observation."""
+    """Returns the assessment of a history with at least one observation."""
     bounds = Bounds.of(problem)
     trials = trials_from(succeeded(observations, problem), problem)
     if len(trials.points) < MIN_POINTS or not trials.metrics.any():
@@ -39,7 +39,7 @@ def assess(problem: Problem, observations: Sequence[Observation]) -> Assessment:
 
 
 def _without_model(trials: Trials, bounds: Bounds) -> Assessment:
-    """Returns the best measured mean, with Student's t over its repeats; infinite without any."""
+    """Returns the best measured mean. Its interval is by Student's t; infinite without repeats."""
     means = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
     worse = trials.scale.slope_sign * means
     best = int(np.where(bounds.hold(trials.points), worse, np.inf).argmin())
@@ -75,8 +75,8 @@ def _best(trials: Trials, point: int, costs: FloatArray) -> Best:
 
 
 def _convergence(best: FloatArray, costs: FloatArray, fit: Fit, trials: Trials) -> Convergence:
-    """Returns whether further trials pay, by the mean gain of perfect knowledge: how much worse the
-    best measured shares are than the optimum, over all possible truths."""
+    """Returns whether further trials pay, by the mean gain from perfect knowledge: by how much the
+    optimum beats the best measured shares, averaged over all possible truths."""
     gain = float(-np.expm1(np.minimum(costs.min(axis=1) - best, 0.0)).mean()) + 0.0  # no -0.0
     said = f"the {fit.name} model expects {gain:.1%} more from the optimum"
     if gain > WORTHWHILE:

@@ -9,15 +9,15 @@ import numpy as np
 from common.numerics import FloatArray, scipy
 
 SMALLEST_SHARE = 1e-6
-MAX_TOTAL = 1e9  # a spread of about 1e-5
+MAX_TOTAL = 1e9  # bound on the sum of alpha; shares then spread by about 1e-5
 MIN_OF_A_NODE = 1e-2
 STEPS, ENOUGH = 1000, 1e-6
 
 
 def most_likely_concentration(partitions: FloatArray) -> FloatArray:
-    """Returns alpha [n] of the Dirichlet law under which `partitions` [count, n] are most likely:
-    Newton's method on digamma(alpha_i) - digamma(sum(alpha)) = mean(log x_i), from matched
-    moments."""
+    """Returns alpha [n] of the Dirichlet law under which `partitions` [count, n] are most likely.
+    Solves digamma(alpha_i) - digamma(sum(alpha)) = mean(log x_i) by Newton's method, starting from
+    matched moments."""
     kept = np.maximum(partitions, SMALLEST_SHARE)
     kept = kept / kept.sum(axis=1, keepdims=True)
     mean_logs = np.log(kept).mean(axis=0)
@@ -29,7 +29,7 @@ def most_likely_concentration(partitions: FloatArray) -> FloatArray:
         shared = scipy.special.polygamma(1, alpha.sum())
         common = (gradient / curvature).sum() / (1.0 / shared + (1.0 / curvature).sum())
         step = (gradient - common) / curvature
-        new = _bounded(np.clip(alpha - step, alpha / 2.0, alpha * 2.0))  # stay positive
+        new = _bounded(np.clip(alpha - step, alpha / 2.0, alpha * 2.0))  # stays positive
         if float(np.abs(new / alpha - 1.0).max()) < ENOUGH:
             return new
         alpha = new

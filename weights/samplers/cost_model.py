@@ -1,4 +1,4 @@
-"""The protocol of models of the cost, which give draws from their posteriors."""
+"""`Fit`: the protocol of models of the cost, which draw from their posteriors."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +9,7 @@ from common.numerics import BoolArray, FloatArray, scipy
 from weights.search import ROUNDING, Problem
 from weights.simplex import nearest_point
 
-RESOLUTION = 0.01  # least deviation of costs; smaller ones are raised to it
+RESOLUTION = 0.01  # least standard deviation of costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Bounds:
         return cls(np.array(problem.min_weightings), np.array(problem.max_weightings))
 
     def hold(self, points: FloatArray) -> BoolArray:
-        """Returns which points [points, n] are within the bounds; all if none is, because they are
-        from older bounds."""
+        """Returns which of `points` [points, n] are within the bounds; all if none is, because they
+        are from older bounds."""
         above, below = points >= self.lower - ROUNDING, points <= self.upper + ROUNDING
         held: BoolArray = np.asarray((above & below).all(axis=1))
         return held if held.any() else ~held
@@ -44,8 +44,8 @@ class Fit(Protocol):
 
     @property
     def evidence(self) -> FloatArray:
-        """The log density of each trial given the others (leave one out), by which models are
-        compared (Vehtari, Gelman & Gabry, Statistics and Computing 27, 2017)."""
+        """The log density of each trial given all others (leave one out). Models are compared by it
+        (Vehtari, Gelman & Gabry, Statistics and Computing 27, 2017)."""
 
     def costs(self, points: FloatArray) -> FloatArray:
         """Returns noise-free costs [draws, points]: each row is one possible truth."""
@@ -54,16 +54,15 @@ class Fit(Protocol):
         """Returns the optimum of each possible truth, [draws, n]."""
 
     def safest(self, bounds: Bounds) -> FloatArray:
-        """Returns optima [some, n] that account for all uncertainty together."""
+        """Returns optima [some, n] that account for all possible truths together."""
 
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
         """Returns shares [n] whose measurement would be informative about the optimum."""
 
 
 def log_density(residuals: FloatArray, deviation: FloatArray | float) -> FloatArray:
-    """Returns the log density of a normal distribution. Deviations below RESOLUTION are raised to
-    it, because a prediction to a part in a million deserves no more trust than to one in a
-    hundred."""
+    """Returns the log density of a normal distribution. Adds RESOLUTION to deviations (in
+    quadrature): a prediction exact to a millionth deserves no more trust than to a hundredth."""
     coarse = np.hypot(deviation, RESOLUTION)
     density: FloatArray = (
         -0.5 * (residuals / coarse) ** 2 - np.log(coarse) - 0.5 * np.log(2.0 * np.pi)

@@ -1,4 +1,4 @@
-"""The samplers that draw from a Dirichlet distribution: the uniform one, and a learned one."""
+"""Samplers that draw from a Dirichlet distribution: the uniform one or a learned one."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ BEST = 20
 
 
 class RandomSampler:
-    """Learns nothing: draws shares uniformly within the bounds."""
+    """Draws shares uniformly within the bounds. Learns nothing."""
 
     def propose(
         self,
@@ -32,8 +32,8 @@ class RandomSampler:
 
 
 class DirichletSampler:
-    """Draws from the most likely Dirichlet distribution of the best 20 of more than 50 trials, and
-    uniformly before."""
+    """Draws from the Dirichlet distribution that fits the best 20 trials. Up to 50 trials, draws
+    uniformly."""
 
     def propose(
         self,

@@ -1,10 +1,10 @@
 """Models that are linear in their parameters, fitted to times by weighted least squares.
 
-- single stream: time = sum_i b_i w_i (a latency is in every b_i, as the shares sum to 1);
-- a bowl: time = c + k |w - optimum|^2, whatever the reason.
+- total time of a single stream: sum_i b_i w_i (b_i include latency, because shares sum to 1);
+- a bowl: time = c + k |w - optimum|^2, for unknown reasons.
 
-Noise is in proportion to the time, so a residual counts relative to it. Posterior of the
-coefficients: normal, with the noise at its estimate (empirical Bayes).
+Noise is proportional to the time, so residuals are relative to it. The posterior of the
+coefficients is normal, with the noise at its estimate (empirical Bayes).
 """
 
 from abc import ABC, abstractmethod
@@ -18,9 +18,9 @@ from weights.samplers.trials import Trials
 
 DRAWS = 48
 SPEED_DEVIATION = 0.7  # relative deviation of b_i about their mean
-NOISE = 1e-5  # prior of the noise, worth one trial
+NOISE = 1e-5  # prior of the noise, which counts like one trial
 TINY = 1e-13  # share of the longest time; no prediction is shorter
-WIDE = 1e3  # deviation of coefficients about which nothing is known
+WIDE = 1e3  # prior deviation of coefficients about which nothing is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ def _regress(
     prior_deviation: FloatArray,
     rng: np.random.Generator,
 ) -> _Regression:
-    """Fits seconds ~ features @ coefficients, relative noise. Leave-one-out residuals are those of
-    the fit over 1 - leverage (Rasmussen & Williams, Gaussian Processes, 2006, 5.4.2 in effect)."""
+    """Fits seconds ~ features @ coefficients with relative noise. Leave-one-out residuals are the
+    fit's over 1 - leverage (Rasmussen & Williams, Gaussian Processes, 2006, 5.4.2 in effect)."""
     relative = features / seconds[:, None]
     target = 1.0 - relative @ prior_mean
     scaled = relative * prior_deviation  # coefficients in units of their prior
@@ -53,7 +53,7 @@ def _regress(
         noise = float(np.sqrt((residuals @ residuals + NOISE**2) / (degrees + 1.0)))
     shrink = singular**2 / (singular**2 + noise**2)
     mean = right.T @ (shrink / np.maximum(singular, 1e-300) * along)
-    # Posterior deviation: noise / sqrt(s^2 + noise^2) along the seen directions, 1 across.
+    # Posterior deviation: noise / sqrt(s^2 + noise^2) along directions seen, 1 along all others.
     dimension = scaled.shape[1]
     basis = np.linalg.svd(scaled, full_matrices=True)[2]
     spread = np.ones(dimension)
@@ -69,8 +69,8 @@ def _regress(
 
 
 def _log_ratio(missed: FloatArray) -> FloatArray:
-    """Returns log(measured / predicted) for predicted = measured (1 - missed); no less wrong than
-    `missed` where the prediction is no time at all."""
+    """Returns log(measured / predicted) for predicted = measured (1 - missed), bounded where the
+    predicted time is not positive."""
     ratio: FloatArray = -np.log(np.maximum(1.0 - missed, np.exp(-20.0)))
     return ratio
 
@@ -118,7 +118,7 @@ class TotalTime(_Linear):
         return costs
 
     def optimum(self, coefficients: FloatArray, bounds: Bounds) -> FloatArray:
-        """Solves the linear program: nodes are filled to their caps, the cheapest first."""
+        """Returns the linear program's solution: fills nodes to their caps, the cheapest first."""
         order = np.argsort(coefficients)
         spare = 1.0 - bounds.lower.sum()
         filled = np.minimum(np.cumsum((bounds.upper - bounds.lower)[order]), spare)
@@ -139,8 +139,8 @@ def fit_total_time(trials: Trials, rng: np.random.Generator) -> TotalTime:
 
 @dataclass(frozen=True, slots=True)
 class Bowl(_Linear):
-    """About `center`: time = c + k |d|^2 + g . d, d = w - center in the plane sum(d) = 0.
-    Coefficients are c, k and g, in units of `reach`."""
+    """time = c + k |d|^2 + g . d, where d = w - center lies in the plane sum(d) = 0. Coefficients
+    are c, k and g, in units of `reach`."""
 
     center: FloatArray
     plane: FloatArray  # [n, n - 1], orthonormal
@@ -159,7 +159,7 @@ class Bowl(_Linear):
         return costs
 
     def optimum(self, coefficients: FloatArray, bounds: Bounds) -> FloatArray:
-        """Returns the constrained optimum: as level sets are spheres, the nearest point."""
+        """Returns the constrained optimum: the nearest point, because level sets are spheres."""
         k, g = float(coefficients[1]), coefficients[2:]
         step = -g / (2.0 * max(k, 1e-9)) * self.reach
         return bounds.nearest(self.center + self.plane @ step)

@@ -1,4 +1,4 @@
-"""Chooses the model that best predicts every trial from all the others."""
+"""Chooses the model that best predicts each trial from all other trials."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,8 +11,8 @@ from weights.samplers.surrogate import Surrogate, fit_surrogate
 from weights.samplers.trials import Trials
 
 MARGIN = 3.0  # difference of log evidence: twenty to one
-# Trials that models are fitted to: the cheapest and the newest. The cheapest alone would mislead,
-# because with noise they are the lucky ones.
+# Number of trials that models are fitted to: the cheapest and the newest. The cheapest alone would
+# mislead, because with noise they are the lucky ones.
 MAX_TRIALS = 256
 NEAR_TRIALS = 128  # trials to which a surrogate is fitted for proposals
 
@@ -24,8 +24,8 @@ STRUCTURES: Sequence[Callable[[Trials, np.random.Generator], Fit]] = (
 
 
 def most_trusted(trials: Trials, rng: np.random.Generator) -> Fit:
-    """Returns the first fit that no other clearly beats. Metrics of both signs are no times, so no
-    structured model is tried for them."""
+    """Returns the first fit that no other clearly beats. Tries structured models only for metrics
+    of one sign, because others are not times."""
     told = trials.most_telling(MAX_TRIALS)
     fits: list[Fit] = [fit(told, rng) for fit in STRUCTURES] if trials.scale.is_log else []
     fits.append(fit_surrogate(told, rng))
@@ -33,10 +33,10 @@ def most_trusted(trials: Trials, rng: np.random.Generator) -> Fit:
 
 
 def guide(trials: Trials, rng: np.random.Generator) -> Fit:
-    """Returns the model for proposals, which is the chosen one. A surrogate is fitted again without
-    most of the bad trials, because it is equally smooth everywhere and they would blur differences
-    among good shares. That favours lucky trials, at the cost of at most a trial: the best shares
-    are judged by all trials."""
+    """Returns the model for proposals, which is the most trusted one. A surrogate is fitted again
+    without most of the bad trials: it is equally smooth everywhere, so they would blur differences
+    among good shares. This favours lucky trials, which costs at most a trial, because the best
+    shares are judged by all trials."""
     fit = most_trusted(trials, rng)
     if isinstance(fit, Surrogate) and len(trials) > NEAR_TRIALS:
         return fit_surrogate(trials.most_telling(NEAR_TRIALS), rng)
@@ -44,7 +44,7 @@ def guide(trials: Trials, rng: np.random.Generator) -> Fit:
 
 
 def clearly_beats(other: Fit, fit: Fit) -> bool:
-    """Returns whether evidence differs by more than MARGIN and two standard errors."""
+    """Returns whether `other` has more evidence, by over MARGIN and two standard errors."""
     difference = other.evidence - fit.evidence
     error = np.sqrt(len(difference)) * float(difference.std())
     return bool(difference.sum() > max(MARGIN, 2.0 * error))

@@ -4,13 +4,12 @@ A trial gives the time of the slowest stage, but not which stage that was, so th
 modes and ridges. Every chain starts at the mode for perturbed data and a perturbed prior, which is
 nearly a draw already (randomize-then-optimize: Bardsley et al., SIAM Journal on Scientific
 Computing 36, 2014). The climb to the mode begins with a soft maximum, in which a trial moves all
-stages that may have been its slowest, and hardens it step by step; otherwise the first guess of the
-slowest stage would never be revised. Metropolis-within-Gibbs steps, one node at a time, follow.
+stages that may have been its slowest. The maximum hardens step by step; a hard one would never
+revise the first guess of the slowest stage. Metropolis-within-Gibbs steps follow, node by node.
 
 Two numbers describe a node: `log_stage_time`, the log time of its stage at its reference share,
-where a trial bounds it most tightly, and `latency_share`, the part of that time that is latency. At
-g times the reference share the stage takes exp(log_stage_time) (latency_share + (1 - latency_share)
-g).
+where a trial bounds it most tightly, and `latency_share`, the share of latency in that time. At g
+times that share, the stage takes exp(log_stage_time) (latency_share + (1 - latency_share) g).
 """
 
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ CHAINS = 16
 SLOPE_DEVIATION = 0.7  # spread of the log slopes about their mean: a factor of 4 apart is common
 PART_SHAPE = 6.0  # the share of latency in a stage's time is Beta(1, 6): a seventh on average
 ODDS_MEAN, ODDS_DEVIATION = -2.2, 1.2  # its logit, as a normal distribution
-NOISE, NOISE_TRIALS = 0.02, 2.0  # prior of the noise: inverse gamma, worth two trials
+NOISE, NOISE_TRIALS = 0.02, 2.0  # prior of the noise: inverse gamma, counts like two trials
 START_NOISE = 0.05
 SOFTNESS = np.geomspace(0.1, 0.02, 20)  # softness of the maximum, for each step of the climb
 
@@ -51,7 +50,7 @@ class Chains:
         return log_latencies
 
     def sweep(self, rng: np.random.Generator) -> None:
-        """Updates every node once, then the noise."""
+        """Update every node once, then the noise."""
         chains, n = self.log_stage_time.shape
         stages = np.moveaxis(_stages(self.log_stage_time, self.latency_share, self.growth), 1, 0)
         later = np.full((n + 1, *stages.shape[1:]), -np.inf)  # slowest of this and later nodes
@@ -91,8 +90,8 @@ class Chains:
     ) -> tuple[FloatArray, FloatArray]:
         """Returns one proposal per chain and node: (log_stage_time, latency_share).
 
-        Half of them change the stage's time a little (by the precision of the trials that show this
-        node), a quarter change it much, and a quarter redraw the latency's share from its prior.
+        Half of them change the stage's time a little (by the precision of the trials that this node
+        decides), a quarter change it much, and a quarter redraw `latency_share` from its prior.
         """
         shape = self.log_stage_time.shape
         kind = rng.integers(4, size=shape)
@@ -135,7 +134,7 @@ class _Misses:
     of_trials: FloatArray  # [chains, trials]
     of_slopes: FloatArray  # [chains, n]
     of_odds: FloatArray  # [chains, n]
-    blame: FloatArray  # [chains, n, trials], summing to 1 over the nodes: 1 for the slowest alone
+    blame: FloatArray  # [chains, n, trials], sums to 1 over nodes; a hard maximum blames one node
 
     @property
     def loss(self) -> FloatArray:
@@ -148,8 +147,8 @@ class _Misses:
 class _Climb:
     """Levenberg-Marquardt for all chains at once, on (log_stage_time, odds = logit(latency_share)).
 
-    The prior adds two residuals per node to those of the trials: of the log slope (whose
-    derivative by odds is -latency_share) and of the odds.
+    The prior adds two residuals per node to the residuals of the trials: one of the log slope,
+    whose derivative by odds is -latency_share, and one of the odds.
     """
 
     data: FloatArray  # [chains, trials], perturbed

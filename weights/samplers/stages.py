@@ -40,9 +40,9 @@ class SlowestStage:
         return fastest_shares(slopes, latencies, bounds)
 
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
-        """Returns half of the time the optimum of one possible truth (Thompson sampling). Otherwise
-        it gives the least known node so much more than safe shares that it is the slowest, and the
-        trial measures that node alone. A node whose bound prevents that is not chosen."""
+        """Returns, half of the time, the optimum of one possible truth (Thompson sampling).
+        Otherwise raises the share of the least known node whose bound allows it, so that this node
+        is the slowest and the trial measures it alone."""
         if rng.random() < 0.5:
             drawn: FloatArray = rng.choice(self.optima(bounds))
             return drawn
@@ -62,9 +62,9 @@ class SlowestStage:
 
 
 def fastest_shares(slopes: FloatArray, latencies: FloatArray, bounds: Bounds) -> FloatArray:
-    """Returns for each row of `slopes` [rows, n] the shares with the fastest slowest stage.
+    """Returns the shares with the fastest slowest stage, for each row of `slopes` [rows, n].
 
-    Within t s node i can take (t - c_i) / a_i, clipped to its bounds. Bisects for the t at which
+    In t seconds, node i can take (t - c_i) / a_i, clipped to its bounds. Bisects for the t at which
     the shares sum to 1.
     """
 

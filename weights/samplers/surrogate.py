@@ -1,9 +1,9 @@
 """The model for costs without known structure: a Gaussian process over the shares.
 
-Matern 5/2 on square roots of the shares (Hellinger distance, because 0.01 more matters most to a
-small share). For each length scale one eigendecomposition serves all noise levels. Both are chosen
-by marginal likelihood (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, ch. 5),
-and the amplitude in closed form.
+The kernel is Matern 5/2 on square roots of the shares (Hellinger distance, because 0.01 more
+matters most to a small share). Length scale and noise are chosen by marginal likelihood (Rasmussen
+& Williams, Gaussian Processes for Machine Learning, 2006, ch. 5), the amplitude in closed form. One
+eigendecomposition per length scale serves all noise levels.
 """
 
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ class Surrogate:
         return improvement
 
     def _candidates(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
-        """Returns random points, and points at steps of all lengths from the best: in random
+        """Returns random points, and points at steps of all lengths from the best points: in random
         directions, and from one node to another."""
         anywhere = sample_uniform(bounds.lower, bounds.upper, CANDIDATES, rng)
         n = anywhere.shape[1]
@@ -107,7 +107,7 @@ def fit_surrogate(trials: Trials, rng: np.random.Generator) -> Surrogate:
         along = (vectors.T @ centered) ** 2
         spectrum = np.maximum(values, 0.0) + NOISES[:, None] ** 2  # [noises, trials]
         variances = (along / spectrum).sum(axis=1) / count + 1e-12
-        # A mild prior: lengths of about half of the simplex, and some noise.
+        # A mild prior favours lengths of about half of the simplex.
         prior = -0.5 * (np.log(tried_length / 0.5) / 1.0) ** 2
         scores = -0.5 * (count * np.log(variances) + np.log(spectrum).sum(axis=1)) + prior
         if scores.max() > best_score:

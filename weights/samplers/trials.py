@@ -1,4 +1,4 @@
-"""The history as arrays: costs of trials, and which trials repeat the same shares."""
+"""A history as arrays: the costs of trials, and which trials repeat the same shares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ SAME = 1e-9  # points whose shares all differ by less count as the same
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Converts between a metric and its cost, which is of order 1, minimised, and has even noise.
+    """Converts between metrics and costs. Costs are of order 1, minimised, and have even noise.
 
     Metrics of one sign are times or rates. Their cost is the log of the time (the inverse of a
     rate), which makes proportional noise even. For other metrics the cost is the metric itself.
     """
 
     is_log: bool
-    metric_sign: float  # sign of the metrics, if they all have the same
+    metric_sign: float  # sign of the metrics, if all have the same
     sign: float  # sign of the cost's slope over the log of a metric's size, or over the metric
     origin: float
     unit: float
@@ -32,7 +32,7 @@ class Scale:
     def of(cls, metrics: FloatArray, problem: Problem) -> "Scale":
         sign = -1.0 if problem.direction == "maximize" else 1.0
         if (metrics > 0.0).all() or (metrics < 0.0).all():
-            # For -tokens/s to minimise, or -seconds to maximise, size has the other direction.
+            # To minimise -tokens/s or maximise -seconds, their size goes in the other direction.
             metric_sign = float(np.sign(metrics[0]))
             origin = float(np.median(np.log(np.abs(metrics))))
             return cls(True, metric_sign, sign * metric_sign, origin, 1.0)
@@ -47,7 +47,7 @@ class Scale:
     def costs(self, metrics: FloatArray) -> FloatArray:
         raw = np.log(np.abs(metrics)) if self.is_log else metrics
         costs: FloatArray = self.sign * (raw - self.origin) / self.unit
-        # Smaller shares of the longest time are rounding errors: 1 / error^2 near an optimum.
+        # Smaller fractions of the longest time are rounding errors: 1 / error^2 near an optimum.
         return np.maximum(costs, costs.max() + np.log(ROUNDING)) if self.is_log else costs
 
     def metrics(self, costs: FloatArray) -> FloatArray:
@@ -56,7 +56,7 @@ class Scale:
         return self.metric_sign * np.exp(raw) if self.is_log else raw
 
     def deviation(self, of_cost: float, at_metric: float) -> float:
-        """Returns the deviation of the metric for a small one of the cost."""
+        """Returns the standard deviation of a metric for a small one of its cost."""
         return of_cost * (abs(at_metric) if self.is_log else self.unit)
 
 
@@ -92,8 +92,8 @@ def trials_from(observations: Sequence[Observation], problem: Problem) -> Trials
 
 
 def succeeded(observations: Sequence[Observation], problem: Problem) -> Sequence[Observation]:
-    """Returns the observations without failed trials, whose rate is 0. Returns all if every one
-    failed, or metrics are no rates."""
+    """Returns the observations without failed trials, whose rate is 0. Returns all observations if
+    every trial failed or metrics are not rates."""
     if problem.direction == "minimize" or any(one.metric < 0 for one in observations):
         return observations
     return [one for one in observations if one.metric] or observations

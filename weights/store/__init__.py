@@ -18,16 +18,16 @@ class WeightStore(Protocol):
     def append(
         self, session_id: str, problem: Problem, observations: Sequence[Observation]
     ) -> Told:
-        """Add all of `observations` (at least one), or none. The first ones create the session.
-        Durable when it returns. Raises SessionMismatch for other nodes or another direction."""
+        """Add all of `observations` (at least one), or none. The first create the session. Durable
+        on return. Raises SessionMismatch for another number of nodes or another direction."""
 
     def find(self, session_id: str) -> Session | None: ...
 
     def observations(self, session_id: str, first: int, count: int) -> list[Observation]:
-        """Returns at most `count` observations from number `first` on, in the order told."""
+        """Returns at most `count` observations, in the order they were told, from index `first`."""
 
     def sessions(self, first: int, count: int) -> list[Session]:
-        """Returns sessions in the order of their ids in UTF-8."""
+        """Returns at most `count` sessions from index `first`, ordered by their ids in UTF-8."""
 
     def delete(self, session_id: str) -> bool:
         """Delete a session with its observations. Returns whether there was one."""

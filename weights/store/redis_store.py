@@ -1,6 +1,7 @@
 """The shared store: a Redis server, for several processes or machines.
 
-Per session: hash `weights:session:<id>`, list `weights:observations:<id>`; ids: `weights:sessions`.
+Hash `weights:session:<id>` and list `weights:observations:<id>` are a session's; `weights:sessions`
+has all ids.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ FIELDS = ("problem", "best")
 
 # KEYS session, observations, index.
 # ARGV id, kind, problem, best of the new observations, its metric, direction, the observations.
-# Returns the session before the update; writes nothing if it is of another kind.
+# Returns the session before the update. Writes nothing if the session is of another kind.
 APPEND = """
 local old = redis.call('HMGET', KEYS[1], 'problem', 'best', 'kind', 'metric')
 local count = redis.call('LLEN', KEYS[2])
@@ -42,7 +43,7 @@ return {old[1], old[2], count}
 
 
 class RedisStore:
-    """An update is one script in one round trip."""
+    """The store in Redis. An update is one script in one round trip."""
 
     def __init__(self, url: str) -> None:
         self._server = RedisServer(url)
