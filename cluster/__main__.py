@@ -26,8 +26,7 @@ MAX_BODY_BYTES = 1024 * 1024
 
 
 class Service:
-    """Runs the controller in a gunicorn worker. It starts after the fork, because threads do not
-    survive one."""
+    """Runs the controller in a gunicorn worker. Threads do not survive forks: it starts after."""
 
     def __init__(self, config: ClusterConfig, system: SystemDocument) -> None:
         self._config, self._system = config, system

@@ -153,8 +153,7 @@ class ClusterConfig(Keys):
 
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
-    """Returns the cluster in a file and the system that it names. Raises ConfigFaulty with every
-    fault."""
+    """Reads a cluster's file and the system that it names. Raises ConfigFaulty with every fault."""
     content, folder = _bytes_of(path, MAX_FILE_BYTES), path.resolve().parent
     try:
         config = parse_keys(content, ClusterConfig, max_nodes=MAX_KEYS, context=folder)

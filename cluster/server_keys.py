@@ -88,8 +88,7 @@ class ServerKeys(Keys):
         )
 
     def faults(self, answer_tokens: float, *, has_command: bool) -> Iterator[str]:
-        """Yields faults of keys that do not fit together. `has_command` says whether the actuator
-        runs command lines."""
+        """Yields faults of keys together. `has_command` says whether the actuator runs commands."""
         if self.engine == "hearth":
             for key in sorted({"command", "ready_path", "metrics"} & self.model_fields_set):
                 yield f"{key}: is for other engines; remove it or name the engine."

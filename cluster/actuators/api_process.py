@@ -25,8 +25,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ApiProcess:
-    """A process. `started` has the machine's boot id and the clock tick of its start. Any
-    thread."""
+    """A process. `started` has the boot id and the clock tick of its start. Any thread."""
 
     pid: int
     started: str

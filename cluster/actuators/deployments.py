@@ -132,8 +132,7 @@ class Deployments:
         }
 
     def _adjusted(self, group: Group, change: Callable[[Deployment], T]) -> T:
-        """Returns the result of `change` on the group's Deployment. Retries if others changed
-        it."""
+        """Returns the result of `change` on the Deployment. Retries if others changed it."""
         for _ in range(MAX_TRIES):
             try:
                 return change(self._deployment(group))
@@ -181,8 +180,8 @@ class Deployments:
                 )
 
     def _choose_victims(self, group: Group, count: int) -> None:
-        """Make Kubernetes delete ready pods with the least work first. Without this, too, it deletes
-        pods that are not ready before any others."""
+        """Make Kubernetes delete ready pods with the least work first. It always deletes pods that
+        are not ready before these."""
         here = [pod.replica(of_group) for of_group, pod in self._pods() if of_group == group]
         ready = {
             each.url: each.name for each in here if each.state is ReplicaState.READY and each.url

@@ -161,8 +161,7 @@ class LocalMachine:
         return "; ".join(faults) or None
 
     def _new_port(self) -> int:
-        """Returns a free port that no replica has. A new replica may have one on which it does not
-        listen yet."""
+        """Returns a free port that no replica has. New replicas may not listen on theirs yet."""
         given = {record.port for record in self._records.values()}
         while (port := free_port(HOST)) in given:
             continue

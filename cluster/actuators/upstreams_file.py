@@ -15,9 +15,8 @@ HEAD = "# Written by the cluster's actuator: changes made here are lost.\n"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A replica's entry. An entry without models takes requests for any model. `rows` is given for
-    a replica that does not report its rows. `server` is the name in the proxy's routes and
-    records."""
+    """A replica's entry. An entry without models takes requests for any model. `rows` is for a
+    replica that does not report its rows. `server` is for the proxy's routes and records."""
 
     models: tuple[str, ...] = ()
     health_path: str = USUAL_PATH

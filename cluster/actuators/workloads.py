@@ -134,8 +134,7 @@ class ContainerStatus(_Part):
 
     @property
     def why_stuck(self) -> str:
-        """Returns why a container cannot run, with the end of its log; empty if it runs or may
-        run."""
+        """Returns why a container cannot run, with its log's end; empty if it may run."""
         waiting, ended = self.waiting, self.ended
         if waiting is None or waiting.reason not in STUCK:
             return ""
@@ -153,8 +152,7 @@ class Pod(_Workload):
 
     @property
     def group(self) -> Group | None:
-        """Returns the pod's group; None without labels, or if the pod has ended (an evicted pod
-        stays as a record)."""
+        """Returns the pod's group; None without labels, or for the record of an ended pod."""
         server, accelerator = self.labelled
         if not server or not accelerator or self.phase in ("Succeeded", "Failed"):
             return None

@@ -1,7 +1,7 @@
 """The controller over HTTP: its state, and `POST /invoke`. Request threads.
 
-It listens on loopback unless its file says otherwise, and trusts every caller except pages of
-other origins.
+It listens on loopback unless the cluster's file says otherwise, and trusts every caller except web
+pages of other origins.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ from common.operations import Content, operation
 from common.web_pages import PageRules, answer_refusals, register_page_check
 
 INVOKE_S = 110.0  # less than gunicorn's own timeout
-MAX_INVOKES = 4  # requests waiting for a cycle; other threads stay for what answers at once
+MAX_INVOKES = 4  # requests waiting for a cycle; leaves threads for requests answered at once
 PAGE = Path(__file__).parent / "page"
 
 
@@ -45,7 +45,7 @@ class Health(TypedDict):
 
 
 class ServerState(TypedDict):
-    """`target` has the service levels of the optimizer's document; `replicas` are by state."""
+    """`target` has the service levels of the optimizer's document; `replicas` counts by state."""
 
     target: Json
     plan: list[GroupTold]
@@ -63,8 +63,8 @@ class ReplicaJson(TypedDict):
 
 
 class SleeperTold(TypedDict):
-    """A server that may scale to 0. Requests for `models` wake it; empty means any. `ready_in_s` is
-    the time until it has a replica if it is woken now; null before its first start."""
+    """A server that may scale to 0. Requests for `models`, or for any model if empty, wake it. If
+    woken now, it is ready in `ready_in_s`; null before its first start."""
 
     server: str
     models: list[str]
@@ -87,7 +87,7 @@ class StateTold(TypedDict):
 def create_app(
     controller: Controller, system: SystemDocument, own_names: Set[str] = frozenset()
 ) -> Flask:
-    """`own_names` are host names allowed in a Host header; IP addresses always are."""
+    """`own_names` are the host names allowed in a Host header. IP addresses are always allowed."""
     app = Flask(__name__, static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
     register_page_check(app, PageRules(own_names))
@@ -175,7 +175,7 @@ def _add_probes(app: Flask, controller: Controller) -> None:
 
 
 def state_of(now: ControllerSnapshot, targets: dict[str, Json]) -> StateTold:
-    """The answer of `GET /state`."""
+    """Returns the answer of `GET /state`."""
     cycle = None if now.cycle is None else told(now.cycle)
     return {
         "fault": now.fault,

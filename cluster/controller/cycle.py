@@ -1,4 +1,4 @@
-"""A controller cycle: collect, learn, ask, stabilise. Returns a plan, which `rollout` executes."""
+"""A controller cycle: collect, learn, ask, stabilise. Makes a plan, which `Rollout` executes."""
 
 import time
 from collections import Counter
@@ -27,8 +27,8 @@ from cluster.replicas import Group, Replica, ReplicaState
 from cluster.system import Json, SystemDocument
 
 LEAST_S = 1.0  # least time between two readings
-# Share of a stabilisation window that has to pass. Cycles come a few milliseconds early or late, so
-# without it a window of two periods would often last three.
+# Share of a stabilisation window that must pass. Cycles run a few milliseconds early or late, so a
+# whole window of two periods would often last three.
 WINDOW_PART = 0.95
 NO_STARTS: Mapping[str, StartForecast] = {}
 
@@ -41,8 +41,8 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class ServerCycle:
-    """One server in one cycle. `predicted` is for the running replicas at the measured load, with
-    the speeds known before the measurement."""
+    """One server in one cycle. `predicted` holds the model's latencies for the running replicas at
+    the measured load, with the speeds known before the measurement."""
 
     plan: Plan
     load: OfferedLoad
@@ -50,18 +50,17 @@ class ServerCycle:
     measured: Latencies = Latencies()
     predicted: Latencies = Latencies()
     planned: Latencies = Latencies()
-    """Predicted latencies of the plan at its load."""
+    """The model's latencies for the plan at the load it is for."""
     held: str = ""
     """Why the server was not changed; empty if it could change."""
     has_changed: bool = False
     is_short: bool = False
-    """Whether the plan has fewer replicas than the load needs, for lack of cards or due to a
-    limit."""
+    """Whether cards or a limit keep the plan below the replicas that the load needs."""
     missed: tuple[str, ...] = ()
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
-    """Forecast figures of the next period."""
+    """Forecasts of the next period, by figure."""
     judged: Mapping[str, JudgedForecast] = field(default_factory=dict)
-    """Forecasts of the previous cycle with what was measured, by figure."""
+    """The previous cycle's forecasts, judged by measurements, by figure."""
     scores: Mapping[str, Score] = field(default_factory=dict)
     """Accuracy of earlier forecasts, by figure."""
 
@@ -94,8 +93,8 @@ class ControllerParts:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What an earlier controller knew. `judged`: its forecasts, oldest first. By server: the
-    `loads` that it measured last, and how long the last starts took."""
+    """What an earlier controller knew: its judged forecasts, oldest first, and by server the load
+    that it measured last and the durations of the last starts."""
 
     judged: Sequence[JudgedForecasts] = ()
     loads: Mapping[str, PastLoad] = field(default_factory=dict)
@@ -108,7 +107,7 @@ class Planner:
     def __init__(
         self, parts: ControllerParts, replicas: Sequence[Replica], past: Past | None = None
     ) -> None:
-        """The first plan is the running replicas."""
+        """Takes the running replicas as the first plan."""
         past, scale_down_s = past or Past(), parts.config.scale_down_s
         self._parts = parts
         self._speeds = Speeds(parts.system, parts.optimizer)
@@ -132,8 +131,8 @@ class Planner:
         }
 
     def wake(self, servers: Iterable[str], at_s: float) -> bool:
-        """Note requests for these servers. Returns whether any has no replicas, so that a cycle
-        should run now."""
+        """Note requests for these servers. Returns whether any of them has no replicas in the plan,
+        so that a cycle should run now."""
         servers = set(servers)
         for name in servers:
             self._sleep.note(name, at_s)
@@ -145,7 +144,7 @@ class Planner:
         at_s: float,
         starts: Mapping[str, StartForecast] = NO_STARTS,
     ) -> Cycle:
-        """Make the next plan. `at_s`: seconds of the reader's clock; `starts`: by server."""
+        """Make the next plan. `at_s` is the time on the reader's clock; `starts` are by server."""
         start_s = time.perf_counter()
         self._number += 1
         self._forget_what_is_gone(replicas)
@@ -183,11 +182,11 @@ class Planner:
         return Cycle(self._number, at_s, seconds, told, self.plan, learned, asked, answer, fault)
 
     def _ask(self, standing: Standing) -> tuple[Json, OptimizerReply | None, str]:
-        """Returns the question, and the answer or why there is none.
+        """Returns the question, the answer (None without one), and why there is no answer.
 
-        At the machines' present speed no number of replicas may meet a server's levels. It is asked
-        for again with levels that are longer by as much as the machines are slower, and gets no
-        fewer replicas meanwhile."""
+        At the machines' present speed, there may be no number of replicas that meets a server's
+        levels. The question is then asked again with levels longer by the factor by which machines
+        are slower. Meanwhile the server gets no fewer replicas."""
         system = self._parts.system
         asked = question(system, standing)
         try:
@@ -211,9 +210,8 @@ class Planner:
         self.plan = {g: n for g, n in self.plan.items() if n or g in there}
 
     def _steady(self, replicas: Sequence[Replica]) -> dict[Group, int]:
-        """Returns how many replicas of each group were ready ever since the last cycle. Leaves
-        out servers where the number changed, because their replicas' shares of the load are not
-        known."""
+        """Returns how many replicas of each group have been ready since the last cycle. Leaves out
+        servers whose number changed, because their replicas' shares of the load are not known."""
         ready = Counter(each.group for each in replicas if each.state is ReplicaState.READY)
         before, self._ready = self._ready, ready
         changed = {g.server for g in {*before, *ready} if before[g] != ready[g]}
@@ -223,7 +221,7 @@ class Planner:
         self, replicas: Sequence[Replica], at_s: float, starts: Mapping[str, StartForecast]
     ) -> dict[str, ServerTraffic]:
         """Returns the traffic since the last cycle, and updates the demands. Within LEAST_S of the
-        last cycle it returns that one's traffic, because a request in a millisecond is no rate."""
+        last cycle, returns that cycle's traffic: so short a time gives no rate."""
         if self._before_s is not None and 0 <= at_s - self._before_s < LEAST_S:
             return self._traffic
         now = self._parts.reader.read(replicas)
@@ -246,8 +244,8 @@ class Planner:
     def _predict(
         self, traffic: Mapping[str, ServerTraffic], steady: Mapping[Group, int]
     ) -> dict[str, Latencies]:
-        """Returns the model's predictions for the running replicas at the measured traffic, before
-        it learns from that."""
+        """Returns the latencies that the model predicts for the running replicas at the measured
+        traffic, before it learns from the traffic."""
         loads = {name: demand.load for name, demand in self._demands.items()}
         for name, each in traffic.items():
             if each.all.ended:
@@ -259,7 +257,7 @@ class Planner:
         return self._latencies({g: n for g, n in steady.items() if g.server in traffic}, loads)
 
     def _latencies(self, plan: Plan, loads: Mapping[str, OfferedLoad]) -> dict[str, Latencies]:
-        """Returns the model's predictions for these replicas under these loads."""
+        """Returns the latencies that the model predicts for these replicas under these loads."""
         if not plan:
             return {}
         asked = as_it_is(self._parts.system, Standing(plan, loads, self._speeds.perf))
@@ -275,8 +273,8 @@ class Planner:
     def _judge(
         self, traffic: Mapping[str, ServerTraffic], steady: Mapping[Group, int]
     ) -> JudgedForecasts:
-        """Compares the last cycle's forecasts with measurements. Latencies are compared only for
-        servers whose replicas did not change, and nothing for a cycle that was invoked early."""
+        """Compares the last cycle's forecasts with measurements. Compares latencies only of servers
+        whose replicas did not change, and nothing if the cycle was invoked early."""
         judged = {}
         for name in self._demands:
             seen = traffic.get(name, ServerTraffic(unread="it has no replicas"))
@@ -294,8 +292,8 @@ class Planner:
         traffic: Mapping[str, ServerTraffic],
         judged: JudgedForecasts,
     ) -> dict[str, ServerCycle]:
-        """Returns the servers with forecasts for ready replicas in the next period, for those with
-        traffic, and with the accuracy of earlier forecasts."""
+        """Returns the servers with the accuracy of earlier forecasts and, if they have traffic,
+        with forecasts for their ready replicas in the next period."""
         coming = {name: demand.next for name, demand in self._demands.items()}
         said = self._latencies(self._ready, coming) if traffic else {}
         told = {}
@@ -308,7 +306,8 @@ class Planner:
         return told
 
     def _note_who_asks(self, traffic: Mapping[str, ServerTraffic], at_s: float) -> None:
-        """In the first cycle, note a request for every server that runs or expects a load."""
+        """Note a request for every server with traffic. In the first cycle, also note one for
+        servers that run or expect a load."""
         asked = {
             name
             for name, each in traffic.items()
@@ -359,7 +358,8 @@ class Planner:
         if wanted == {group: count for group, count in current.items() if count}:
             return ServerCycle(current, load, planned=planned, is_short=is_short)
         self._changed_s[name] = at_s
-        # Groups to remove stay in the plan with 0 replicas, because unnamed groups are kept.
+        # Groups to remove stay in the plan with 0 replicas, because a server that has no group in
+        # the plan keeps its replicas.
         return ServerCycle(
             dict.fromkeys(current, 0) | wanted,
             load,
@@ -370,7 +370,7 @@ class Planner:
 
 
 def _expected(load: Json) -> OfferedLoad:
-    """Returns the load in the document, which is used until one has been measured."""
+    """Returns the load that the document expects, which is used until a load was measured."""
     return OfferedLoad(
         float(load.get("arrivalRate") or 0.0),
         int(load.get("avgInTokens") or 0),

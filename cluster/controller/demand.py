@@ -1,10 +1,10 @@
 """Computes the demand on a server from its recent load. Controller thread only.
 
-Demand rises at once. A clear rise is extrapolated by one more period, because replicas started now
-serve the next one, and by the time of a start if that is longer. Waiting requests are added, to be
-answered within a period: once a queue is full, arrivals cannot exceed answers. Demand falls late:
-it is the highest of the last `scale_down_s`, or of the time of a start if that is longer, so that
-no replica is stopped that would be needed before another could be ready.
+Demand rises at once. A clear rise is extrapolated by one period, because replicas started now serve
+the next period, or by the time that a replica takes to start if that is longer. Waiting requests
+are added, to be answered within a period: once a queue is full, arrivals cannot exceed answers.
+Demand falls late: it is the highest of the last `scale_down_s`, or of the time of a start if that
+is longer, so that no replica is stopped that would be needed before another could be ready.
 """
 
 import math
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from cluster.controller.loads import Traffic
 
-CLEAR = 2.0  # a rise is clear above so many standard errors of the difference of two counts
+CLEAR = 2.0  # a rise is clear above this many standard errors of the difference of two counts
 # Largest rise to plan for, as a share of the rate: the load doubles in one period.
 LARGEST_RISE = 0.5
 MAX_AHEAD_S = 1800.0
@@ -49,7 +49,7 @@ class OfferedLoad:
 
 @dataclass(frozen=True, slots=True)
 class PastLoad:
-    """The load that was planned for at a time."""
+    """A load and the time at which it was planned for."""
 
     at_s: float
     load: OfferedLoad
@@ -59,7 +59,7 @@ class PastLoad:
 class _Seen:
     at_s: float
     traffic: Traffic
-    per_minute: float  # including a rise, and waiting requests
+    per_minute: float  # includes a rise and waiting requests
 
 
 class Demand:
@@ -68,8 +68,8 @@ class Demand:
     def __init__(
         self, expected: OfferedLoad, scale_down_s: float, past: PastLoad | None = None
     ) -> None:
-        """`expected` is the load to plan for until one has been measured. `past`: the last one that
-        an earlier controller measured, which counts as the highest until it is too old."""
+        """`expected` is the load to plan for until one is measured. `past` is the last load that an
+        earlier controller measured. It counts like a measurement until it is too old."""
         self._latest = expected if past is None else past.load
         self._next_per_minute = self._latest.per_minute
         self._scale_down_s = scale_down_s
@@ -88,7 +88,7 @@ class Demand:
         return replace(self._latest, per_minute=min(self._next_per_minute, MAX_PER_MINUTE))
 
     def see(self, traffic: Traffic, at_s: float, start_s: float = 0.0) -> None:
-        """Returns the demand. `start_s` is how long a replica takes until it is ready."""
+        """Update the demand. `start_s` is how long a replica takes until it is ready."""
         if self._first_s is None:
             self._first_s = at_s
         ahead_s = min(start_s, MAX_AHEAD_S)
@@ -109,17 +109,17 @@ class Demand:
         self._latest = OfferedLoad.of(highest, *self._tokens([each.traffic for each in recent]))
 
     def rest(self) -> None:
-        """Forget the load, because no requests come any more."""
+        """Forget the load, because no more requests come."""
         self._seen.clear()
         self._next_per_minute = 0.0
         self._latest = replace(self._latest, per_minute=0.0)
 
     def is_known(self, at_s: float) -> bool:
-        """Returns whether it was observed for as long as a lower load must last to count."""
+        """Returns whether the load has been observed for `scale_down_s`, so that it may fall."""
         return self._first_s is not None and at_s - self._first_s >= self._scale_down_s
 
     def _tokens(self, recent: Sequence[Traffic]) -> tuple[float, float]:
-        """Returns mean tokens over the whole window; a few requests should not move a plan."""
+        """Returns mean tokens over the whole window, so that a few requests do not move a plan."""
         ended = math.fsum(each.ended for each in recent)
         if ended < 1:
             return self._latest.in_tokens, self._latest.out_tokens
@@ -129,14 +129,14 @@ class Demand:
 
 
 def _joined(parts: Iterable[Traffic]) -> Traffic:
-    """Returns the traffic of consecutive times together."""
+    """Returns the combined traffic of consecutive periods."""
     found = list(parts)
     seconds = math.fsum(each.seconds for each in found)
     return Traffic(seconds, math.fsum(each.arrived for each in found))
 
 
 def _rise(before: Traffic, now: Traffic) -> float:
-    """Returns the requests per minute that another equal rise would add; 0 if it may be chance."""
+    """Returns the requests per minute that such a rise adds once more; 0 if it may be chance."""
     if not before.seconds or not now.seconds:
         return 0.0
     ratio = now.seconds / before.seconds

@@ -1,12 +1,11 @@
-"""Forecasts of a server's next period, and how often they held. Controller thread only.
+"""Forecasts a server's next period with intervals, and judges them. Controller thread only.
 
-An interval is as wide as earlier forecasts were off. Of n distances between forecast and
-measurement, it takes the k-th smallest, with k = 0.9 (n + 1) rounded up (split conformal
-prediction): it holds nine times in ten, however they are distributed, while they go on as before.
-Where they do not, k grows with each that did not hold (adaptive conformal inference, Gibbs and
-Candès, 2021), and falls with those that did.
-Rates of arrivals are compared by their roots and latencies by their logarithms, so that
-distances do not grow with the load.
+The half width of an interval is an earlier forecast's distance from its measurement. Of n such
+distances it is the k-th smallest, with k = 0.9 (n + 1) rounded up (split conformal prediction). The
+interval then holds nine times in ten for any distribution that does not change. For distributions
+that change, k grows with each interval that failed and falls with each that held (adaptive
+conformal inference, Gibbs and Candès, 2021). Arrival rates are compared by their square roots and
+latencies by their logarithms, so that distances do not grow with the load.
 """
 
 import math
@@ -17,19 +16,19 @@ from statistics import median
 
 from pydantic import FiniteFloat
 
-SHARE = 0.9  # intervals that are to hold, of all
-SHARE_STEP = 0.02  # for one that is missing from them
+SHARE = 0.9  # share of intervals that should hold
+SHARE_STEP = 0.02  # raises the share for each interval that should have held
 KEPT = 200  # forecasts of a figure that are judged together
-ANSCOMBE = 3 / 8  # added before a root is taken
+ANSCOMBE = 3 / 8  # added before taking a square root
 LEAST_MS = 1e-3
-# What floats can hold once it is no root or logarithm: a journal may say that anything came.
+# Bounds on roots and logarithms, so that their values fit a float. A journal may hold any figure.
 LARGEST_ROOT, LARGEST_LOG = 1e150, 690.0
 ARRIVALS = "arrivals_per_minute"
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """From `low` to `high`: None while too few forecasts were compared with what came."""
+    """A forecast and its interval. `low` and `high` are None until enough forecasts were judged."""
 
     value: float
     low: float | None = None
@@ -38,8 +37,8 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class JudgedForecast:
-    """A forecast beside what came. `distance`: as intervals are made of it; the rest is known of
-    one that had an interval. Both ratios are as in `Score`."""
+    """A forecast compared with its measurement. Intervals are made of `distance`. The other fields
+    are for forecasts with intervals; `Score` explains the two ratios."""
 
     distance: FiniteFloat
     has_interval: bool = False
@@ -50,8 +49,9 @@ class JudgedForecast:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The last forecasts that had intervals, and how many of these held. Medians of how far the
-    forecasts were off, relative to what came, and of half an interval, relative to its forecast."""
+    """The number of recent forecasts with intervals, and of intervals that held. `error_ratio` is
+    the median error relative to the measurement, `half_width_ratio` the median of half an interval
+    relative to its forecast."""
 
     judged: int
     held: int
@@ -60,7 +60,7 @@ class Score:
 
 
 def score_of(judged: Iterable[JudgedForecast]) -> Score | None:
-    """The score of these forecasts; None if none had an interval."""
+    """Returns the score of these forecasts; None if none had an interval."""
     found = [each for each in judged if each.has_interval]
     if not found:
         return None
@@ -73,13 +73,13 @@ def score_of(judged: Iterable[JudgedForecast]) -> Score | None:
 
 
 class _Record:
-    """One figure of one server."""
+    """The forecasts of one figure of one server."""
 
     def __init__(self, is_rate: bool) -> None:
         self._is_rate = is_rate
         self.judged: deque[JudgedForecast] = deque(maxlen=KEPT)
         self._open: tuple[Forecast, float] | None = None
-        """What is not compared yet, and how far off it may be for its interval to hold."""
+        """The forecast not judged yet, and the largest distance within its interval."""
 
     def make(self, value: float) -> Forecast:
         made, reach = Forecast(value), math.inf
@@ -94,7 +94,7 @@ class _Record:
         return made
 
     def judge(self, measured: float | None) -> JudgedForecast | None:
-        """Compare the open forecast with what came; with nothing, if that is not known."""
+        """Compare the open forecast with the measurement. Returns None if either is missing."""
         made, self._open = self._open, None
         if made is None or measured is None:
             return None
@@ -120,7 +120,7 @@ class _Record:
 
 
 Figures = Mapping[str, float | None]
-"""Values by name: ARRIVALS, `ttft_ms` and `itl_ms`; None where one is not known."""
+"""Values by name: ARRIVALS, `ttft_ms` and `itl_ms`; None for an unknown value."""
 JudgedForecasts = Mapping[str, Mapping[str, JudgedForecast]]
 """Keys: servers, then figures."""
 
@@ -130,10 +130,10 @@ def _records() -> dict[str, _Record]:
 
 
 class Forecasts:
-    """Every figure of every server."""
+    """The forecasts of every figure of every server."""
 
     def __init__(self, past: Iterable[JudgedForecasts] = ()) -> None:
-        """`past`: what was judged before, oldest first."""
+        """`past` are forecasts that were judged before, oldest first."""
         self._records: defaultdict[str, dict[str, _Record]] = defaultdict(_records)
         for judgements in past:
             for server, judged in judgements.items():
@@ -141,17 +141,17 @@ class Forecasts:
                     record.judged.extend([judged[name]] if name in judged else [])
 
     def make(self, server: str, figures: Figures) -> dict[str, Forecast]:
-        """The forecasts of the next period. Those of figures that are not known are left out."""
+        """Returns forecasts of the next period. Leaves out unknown figures."""
         known = {name: value for name, value in figures.items() if value is not None}
         return {name: self._records[server][name].make(value) for name, value in known.items()}
 
     def judge(self, server: str, measured: Figures) -> dict[str, JudgedForecast]:
-        """Compare the open forecasts of a server with what came."""
+        """Compare the open forecasts of a server with measurements."""
         records = self._records[server].items()
         judged = {name: record.judge(measured.get(name)) for name, record in records}
         return {name: each for name, each in judged.items() if each is not None}
 
     def scores(self, server: str) -> dict[str, Score]:
-        """How the forecasts of each figure did that were judged."""
+        """Returns the accuracy of the judged forecasts, by figure."""
         scores = {name: score_of(each.judged) for name, each in self._records[server].items()}
         return {name: score for name, score in scores.items() if score is not None}

@@ -1,4 +1,4 @@
-"""One line of JSON per cycle, in files of bounded size. Controller thread only."""
+"""Writes one line of JSON per cycle to files of bounded size. Controller thread only."""
 
 import json
 import logging
@@ -17,14 +17,14 @@ READ_BACK_BYTES = 32 * 1024 * 1024
 
 class Journal:
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Puts a file aside that ends within a line. Raises OSError if none can be written."""
+        """Puts a file aside that ends within a line. Raises OSError if the file is unusable."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._paths = [path, *(Path(f"{path}.{n}") for n in range(1, KEPT + 1))]
         self._path, self._max_bytes = path, max_bytes
         with path.open("ab+") as stream:
             stream.seek(-min(stream.tell(), 1), os.SEEK_END)
             is_whole = stream.read(1) in (b"", b"\n")
-        if not is_whole:  # the next line would be lost with it
+        if not is_whole:  # the next line would be appended to the broken one and be lost
             log.warning("%s ends within a line, and is %s now", path, self._paths[1])
             self._rotate()
 
@@ -36,8 +36,8 @@ class Journal:
         append_whole(self._path, line, 0o640)
 
     def read_back(self, num_bytes: int = READ_BACK_BYTES) -> list[bytes]:
-        """The lines in the last bytes, oldest first; the first may lack its beginning. What cannot
-        be read is left out: a controller does without."""
+        """Returns the lines in the last `num_bytes`, oldest first; the first may lack its
+        beginning. Skips unreadable files, because a controller can do without."""
         lines: list[bytes] = []
         try:
             for path in self._paths:

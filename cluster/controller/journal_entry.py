@@ -1,5 +1,5 @@
-"""A cycle as JSON: whole for the journal, without question and answer, and in short; and what a
-starting controller reads of it."""
+"""Converts a cycle to JSON: whole for the journal, without question and answer, or in short. Reads
+back what a starting controller needs."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ class UnplacedTold(TypedDict):
 
 
 class ServerDecision(TypedDict):
-    """`is_short` means that it has too few replicas for its load."""
+    """A server's plan. `is_short` means that it has too few replicas for its load."""
 
     arrived_per_minute: float | None
     plan: list[GroupTold]
@@ -96,7 +96,7 @@ class _PastServer(TypedDict):
 
 
 class _PastCycle(TypedDict):
-    """A fault's line has no servers."""
+    """A line of the journal. The line of a fault has no servers."""
 
     at: AwareDatetime
     servers: NotRequired[dict[str, _PastServer]]
@@ -107,8 +107,8 @@ _PAST = TypeAdapter(_PastCycle)
 
 
 def past_in(lines: Iterable[bytes], now_s: float, kept_s: float) -> Past:
-    """What lines of the journal say, the oldest first, of loads only those of the last `kept_s`.
-    The first line may lack its beginning; how many others are damaged is logged."""
+    """Returns the past that the journal's lines, oldest first, describe. Ignores loads older than
+    `kept_s`. The first line may lack its beginning; the number of other damaged lines is logged."""
     judged: list[JudgedForecasts] = []
     loads: dict[str, PastLoad] = {}
     starts_s: Mapping[str, Sequence[float]] = {}
@@ -139,7 +139,7 @@ def entry_of(
     starts_s: Mapping[str, Sequence[float]],
     dry_run: bool,
 ) -> Json:
-    """A line of the journal. `starts_s`: by server how long its last starts took."""
+    """Returns a line of the journal. `starts_s` has the durations of each server's last starts."""
     answer = None if cycle.answer is None else cycle.answer.model_dump(by_alias=True)
     return {
         **told(cycle),
@@ -152,7 +152,7 @@ def entry_of(
 
 
 def fault_entry(at_s: float, fault: str) -> Json:
-    """A line of the journal about a cycle without a plan."""
+    """Returns a line of the journal about a cycle without a plan."""
     return {"at": _time_of(at_s), "fault": fault}
 
 

@@ -1,4 +1,4 @@
-"""From readings to loads: the traffic between two cycles, from differences. Pure: any thread.
+"""Computes the traffic between two cycles from differences of readings. Pure: any thread.
 
 Arrivals are the requests that ended plus the change in the number of requests present. They include
 a growing queue, and requests that wait in the proxy.
@@ -13,13 +13,13 @@ from cluster.controller.pages import Readings
 from cluster.counters import Counted, Counters
 from cluster.replicas import Group, Replica, ReplicaState
 
-LEAST_READ = 0.5  # share of a server's replicas that must be read to assume the others are alike
+LEAST_READ = 0.5  # share of a server's replicas that must answer, to assume the same of the others
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic(Counted):
-    """The traffic of some replicas over a time. At its end they have `present` requests, of which
-    `waiting` have no row."""
+    """The traffic of some replicas over a time. At its end they have `present` requests; `waiting`
+    of these have no row."""
 
     seconds: float = 0.0
     arrived: float = 0.0
@@ -50,13 +50,13 @@ class Traffic(Counted):
 
 @dataclass(frozen=True, slots=True)
 class ServerTraffic:
-    """A server's traffic: `all`, and by group. `unread` says why it is not known, if so."""
+    """A server's traffic, `all` and by group. `unread` says why it is unknown; empty if known."""
 
     all: Traffic = Traffic()
     by_group: Mapping[Group, Traffic] = field(default_factory=dict)
     unread: str = ""
     missed: tuple[str, ...] = ()
-    """Replicas that did not answer, and were assumed to be like the others."""
+    """Replicas that did not answer and are assumed to be like the others."""
 
 
 def between(before: Counters, now: Counters) -> Traffic:
@@ -82,8 +82,8 @@ def traffic_of(
 ) -> dict[str, ServerTraffic]:
     """Returns traffic by server, for servers that have replicas to read.
 
-    `since_s` is the time of the earlier readings. A replica that is not among them is new and
-    counts from then on. With the first readings nothing is counted."""
+    `since_s` is the time of the earlier readings. A replica without an earlier reading is new, and
+    its counters start at 0 then. First readings (None) give no traffic."""
     found: dict[str, dict[Group, list[Traffic]]] = defaultdict(lambda: defaultdict(list))
     missed: dict[str, list[str]] = defaultdict(list)
     for replica in replicas:
@@ -119,8 +119,8 @@ def with_door(
     traffic: Mapping[str, ServerTraffic], waiting: float, growth: float
 ) -> dict[str, ServerTraffic]:
     """Returns the traffic including requests in the proxy: `waiting` now, `growth` more than
-    before. The proxy does not say for which server, so each gets its share of the other traffic: of
-    what came, or if nothing did, because all rows have long answers, of what is there."""
+    before. The proxy does not say for which server they are, so they are shared out like arrivals
+    or, if there are none because all rows have long answers, like the requests present."""
     shares = {server: each.all.arrived for server, each in traffic.items()}
     if not any(shares.values()):
         shares = {server: each.all.present for server, each in traffic.items()}

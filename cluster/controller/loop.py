@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 JOIN_S = 90.0
 DECISIONS_KEPT = 20
-# Until replicas without room are tried again: a machine may have come, or been too busy to say.
+# Until replicas without room are tried again: there may be a new machine, or one was too busy.
 RETRY_S = 60.0
 
 T = TypeVar("T")
@@ -47,8 +47,8 @@ Asking = SimpleQueue[Cycle | ClusterError]
 @dataclass(frozen=True, slots=True)
 class ControllerSnapshot:
     """The controller's state. `fault` says why the last attempt failed; empty if it did not.
-    `num_faults` counts new faults. `starts` are by server. `decisions` are those of the last
-    cycles, newest first, as JSON."""
+    `num_faults` counts new faults. `starts` are by server. `decisions` are the decisions of recent
+    cycles as JSON, newest first."""
 
     replicas: tuple[Replica, ...] = ()
     plan: Plan = field(default_factory=dict)
@@ -70,21 +70,21 @@ class Rollout:
         clock: Callable[[], float] = steady_s,
         past_starts_s: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """`past_starts_s`: as `StartTimes` has them."""
+        """`past_starts_s` is for `StartTimes`."""
         self._actuator, self._dry_run, self._clock = actuator, dry_run, clock
         self.start_times = StartTimes(past_starts_s)
         self._plan: Plan = {}
         self._names: frozenset[str] = frozenset()
         self.unplaced: dict[Group, Outcome] = {}
-        self._unplaced_s = 0.0  # when the last one was
+        self._unplaced_s = 0.0  # when a replica last found no room
         self.starts: Mapping[str, StartForecast] = {}
 
     def step(self, plan: Plan) -> tuple[Replica, ...]:
-        """Take a step towards the plan. Returns the replicas before it. Raises ActuatorUnusable."""
+        """Take a step towards the plan. Returns the replicas before. Raises ActuatorUnusable."""
         replicas = tuple(self._actuator.replicas())
         self.starts = self.start_times.see(replicas, self._clock())
         names = frozenset(each.name for each in replicas)
-        # A new plan, room from a replica that has gone, or time justifies another try.
+        # A new plan, a replica that is gone, or time passed justifies another try.
         is_due = self._clock() - self._unplaced_s >= RETRY_S
         if plan != self._plan or self._names - names or is_due:
             self.unplaced = {}
@@ -108,7 +108,7 @@ class Rollout:
 
 class Controller:
     """The controller's thread. The owner calls `start` and `stop`; any thread may call the rest.
-    `sleepers` has the models of servers that may scale to 0 and are woken by requests."""
+    `sleepers` has the models of servers that may scale to 0 and that requests wake."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Controller:
         clock: Callable[[], float] = steady_s,
     ) -> None:
         self._parts, self._create_actuator, self._clock = parts, create_actuator, clock
-        self._snapshot = ControllerSnapshot()  # replaced whole, by the controller thread only
+        self._snapshot = ControllerSnapshot()  # only the controller's thread replaces it
         self._asked: SimpleQueue[Asking] = SimpleQueue()
         self._woken: SimpleQueue[str] = SimpleQueue()
         self.sleepers = parts.config.models_of_sleepers(parts.system)
@@ -158,7 +158,7 @@ class Controller:
         return made
 
     def wake(self, server: str) -> None:
-        """Have a server run, because a request waits for it. Does not wait for it."""
+        """Make a server run, because a request waits for it. Does not wait for the server."""
         self._woken.put(server)
         self._wake.set()
 
@@ -168,7 +168,7 @@ class Controller:
         return self._snapshot.starts.get(server, StartForecast()).ready_in_s(self._clock())
 
     def _run(self) -> None:
-        """The thread. Failures are reported and retried; only `stop` ends it."""
+        """Run until `stop`. Failures are reported and retried."""
         config = self._parts.config
         with closing(self._parts.reader):
             while not self._must_end.is_set():
@@ -212,7 +212,7 @@ class Controller:
             self._wake.clear()
 
     def _begin(self, actuator: Actuator, journal: Journal) -> tuple[Planner, Rollout]:
-        """Take over what runs, and what an earlier controller wrote into the journal."""
+        """Take over running replicas, and what an earlier controller wrote into the journal."""
         config, replicas = self._parts.config, actuator.replicas()
         kept_s = config.scale_down_s + config.period_s  # the last line may be a period old
         past = past_in(journal.read_back(), self._clock(), kept_s)

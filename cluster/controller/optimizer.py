@@ -1,4 +1,4 @@
-"""Asks the optimizer's service two questions over HTTP. Controller thread only."""
+"""Calls the optimizer's service over HTTP. Controller thread only."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -17,7 +17,7 @@ AnswerT = TypeVar("AnswerT", bound="_Answer")
 
 
 class _Answer(BaseModel):
-    """The fields of an answer that are read here."""
+    """Base class of answers. They have only the fields that the controller reads."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, extra="ignore")
 
@@ -61,7 +61,7 @@ class OptimizerReply(_Answer):
 
 
 class FactorsReply(_Answer):
-    """Measured times divided by those of the parameters."""
+    """Measured times divided by the times that the parameters give."""
 
     decode: Figure
     prefill: Figure
@@ -82,7 +82,7 @@ class TuneReply(_Answer):
 
 
 class OptimizerClient:
-    """Its calls raise OptimizerUnusable."""
+    """A client of the optimizer. Its calls raise OptimizerUnusable."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -31,7 +31,7 @@ class Reader(Protocol):
     """Reads the metrics of replicas and of the proxy. Controller thread only."""
 
     def read(self, replicas: Sequence[Replica]) -> Readings:
-        """Returns a reading of each replica that may have requests."""
+        """Returns a reading for each replica that may have requests."""
 
     def waiting_at_door(self) -> float:
         """Returns the requests that wait in the proxy. Raises MetricsUnread."""
@@ -88,7 +88,7 @@ class PageReader:
             engine = self._engines.get(replica.group.server, HEARTH)
             return parse_counters(page, self._clock(), engine)
         except MetricsUnread as error:
-            return MetricsUnread(str(error))  # without the frames that the caught error keeps alive
+            return MetricsUnread(str(error))  # the caught error would keep its frames alive
 
 
 def _token_of(path: Path | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Writes the optimizer's question from a cluster's state, and reads its answer. Pure: any thread.
+"""Builds the optimizer's question from a cluster's state, and reads its answer. Pure: any thread.
 
 A held server is in the question unchanged, on its accelerator with exactly its replicas, so that no
 other server gets its cards. The rows of a process are fixed when it starts, so a running server is
@@ -17,8 +17,8 @@ from cluster.system import Json, SystemDocument
 LATENCIES = ("slo-ttft", "slo-itl")
 FLAGS = {  # defaults, which the document may override
     "priceSolver": True,  # plans of nearly the least cost if cards are scarce
-    # If cards run short, a server gets those that are left. Otherwise it would not change at all
-    # when the load exceeds all cards.
+    # If cards run short, a server gets the cards that are left. Otherwise it would not change at
+    # all when the load exceeds all cards.
     "saturationPolicy": "PriorityRoundRobin",
 }
 ClassModel = tuple[str, str]
@@ -30,9 +30,9 @@ class Standing:
     """The contents of a question.
 
     `plan` has the replicas that run or will run; `perf` the current speeds, by model and
-    accelerator; `held` the servers that must not change; `unsure` those that must not get fewer
-    replicas; `awake` those that need at least one. `slowness` has by class and model how many times
-    as long as in the document their levels may be.
+    accelerator; `held` the servers that must not change; `unsure` the servers that must not get
+    fewer replicas; `awake` the servers that need at least one. `slowness` has factors on the
+    document's service levels, by class and model.
     """
 
     plan: Plan
@@ -44,7 +44,7 @@ class Standing:
     slowness: Mapping[ClassModel, float] = field(default_factory=dict)
 
     def groups(self, server: str) -> list[tuple[Group, int]]:
-        """Returns the groups of a server that have replicas, the largest first."""
+        """Returns a server's groups that have replicas, with their numbers, the largest first."""
         found = [(g, n) for g, n in self.plan.items() if g.server == server and n]
         return sorted(found, key=lambda each: (-each[1], each[0]))
 
@@ -59,7 +59,7 @@ def question(system: SystemDocument, standing: Standing) -> Json:
     for name, spec in system.servers.items():
         asked = _server(system, standing, name)
         if standing.groups(name) and not spec.get("maxBatchSize"):
-            # A separate model, because other servers may run the same one with other rows.
+            # A model of its own, because other servers may run this model with other rows.
             own = f"{spec.get('model')} of {name}"
             own_models += _with_its_rows(standing, name, str(spec.get("model")), own)
             if target := system.target(name):
@@ -81,8 +81,8 @@ def question(system: SystemDocument, standing: Standing) -> Json:
 
 
 def as_it_is(system: SystemDocument, standing: Standing) -> Json:
-    """Returns the body of POST /optimizeOne for the latencies of running replicas: all servers are
-    held, with no service levels and unlimited cards. Servers without replicas are left out."""
+    """Returns the body of POST /optimizeOne that asks for the latencies of running replicas. Their
+    servers are held, without service levels or limits on cards; others are left out."""
     held = [name for name in system.servers if standing.groups(name)]
     all_held = Standing(standing.plan, standing.loads, standing.perf, held)
     asked = question(system, all_held)
@@ -141,8 +141,8 @@ def _at_speed(standing: Standing, of_class: str, target: Json) -> Json:
 
 
 def _with_its_rows(standing: Standing, server: str, model: str, own: str) -> list[Json]:
-    """Returns the speeds of a server's model: on accelerators where it runs, with the rows of its
-    processes; on others, with the rows that the document gives for such answers."""
+    """Returns the speeds of a server's model under the name `own`. On accelerators where the server
+    runs, they have the rows of its processes; on others, the rows of the document."""
     rows = {group.accelerator: group.user_rows for group, _ in standing.groups(server)}
     out_tokens = standing.loads[server].out_tokens
     found = []

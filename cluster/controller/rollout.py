@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from cluster.replicas import Group, Replica, ReplicaState
 
 Plan = Mapping[Group, int]
-"""The number of replicas of each group. A group that is not named gets none if its server is in the
-plan; otherwise it does not change."""
+"""The number of replicas of each group. A group that is not in the plan gets none if another group
+of its server is; otherwise it does not change."""
 
 THERE = (ReplicaState.STARTING, ReplicaState.READY)
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutActions:
-    """The next calls of the actuator, in this order. Numbers are totals per group."""
+    """The next calls of the actuator, in order. Numbers are totals per group."""
 
     start: tuple[tuple[Group, int], ...] = ()
     stop: tuple[tuple[Group, int], ...] = ()
 
 
 def running(replicas: Iterable[Replica]) -> Counter[Group]:
-    """Returns how many replicas each group has, including those that start."""
+    """Returns how many starting or ready replicas each group has."""
     return Counter(each.group for each in replicas if each.state in THERE)
 
 
@@ -32,9 +32,9 @@ def next_steps(
 ) -> RolloutActions:
     """Returns the steps that bring the replicas closer to the plan.
 
-    `unplaced` has the replicas without room by group; they are not requested again. Surplus
-    replicas of a server are stopped once their replacements are ready. For replacements without
-    room a matching share stays; stopping the others may make that room.
+    `unplaced` counts replicas without room, by group; they are not requested again. Surplus
+    replicas of a server are stopped once their replacements are ready. If some replacements have no
+    room, the same share of the surplus stays; stopping the rest may make room.
     """
     there = running(replicas)
     ready = Counter(each.group for each in replicas if each.state is ReplicaState.READY)

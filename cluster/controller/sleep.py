@@ -1,4 +1,4 @@
-"""Decides when idle servers scale to 0, and measures how long they take to come back.
+"""Decides when idle servers scale to 0, and measures how long replicas take to start.
 
 Controller thread only, unless stated otherwise."""
 
@@ -13,10 +13,10 @@ STARTS_KEPT = 5
 
 
 class Sleep:
-    """When each server that may scale to 0 was last requested."""
+    """Keeps the time of the last request for each server that may scale to 0."""
 
     def __init__(self, idle_s: Mapping[str, float]) -> None:
-        """`idle_s` is by server how long it must be idle before it sleeps."""
+        """`idle_s` says how long each server must be idle before it sleeps."""
         self._idle_s = idle_s
         self._asked_s: dict[str, float] = {}
 
@@ -40,14 +40,14 @@ class Sleep:
 class StartForecast:
     """Forecasts when a server has a ready replica. Immutable: any thread.
 
-    `longest_s` is the longest of its last starts; None before the first. `begun_s` is when the
-    first of its starting or ready replicas was started; infinite without any."""
+    `longest_s` is the longest of its last starts; None before the first. `begun_s` is the earliest
+    start of its starting or ready replicas; infinite without any."""
 
     longest_s: float | None = None
     begun_s: float = math.inf
 
     def ready_in_s(self, now_s: float) -> float | None:
-        """Returns seconds from now; None before a start was measured."""
+        """Returns the seconds from now; None until a start was measured."""
         if self.longest_s is None:
             return None
         return max(self.longest_s - max(now_s - self.begun_s, 0.0), 0.0)
@@ -57,7 +57,7 @@ class StartTimes:
     """Measures how long replicas take from their start until they are ready."""
 
     def __init__(self, past_s: Mapping[str, Iterable[float]] | None = None) -> None:
-        """`past_s`: by server how long earlier starts took, oldest first."""
+        """`past_s` has the durations of each server's earlier starts, oldest first."""
         self._begun_s: dict[str, float] = {}
         self._starting: set[str] = set()
         self._took_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=STARTS_KEPT))
@@ -72,7 +72,7 @@ class StartTimes:
 
     @property
     def took_s(self) -> dict[str, list[float]]:
-        """The last starts of each server, oldest first."""
+        """Returns the durations of each server's last starts, oldest first."""
         return {server: list(took_s) for server, took_s in self._took_s.items() if took_s}
 
     def see(self, replicas: Iterable[Replica], now_s: float) -> dict[str, StartForecast]:

@@ -1,8 +1,8 @@
 """Tracks the current speed of each model on each accelerator. Controller thread only.
 
 The document's parameters never change. Two factors, one for decode and one for prefill, say how
-machines presently differ from them. The optimizer's `POST /tune` computes them from observed TTFT
-and ITL. It is stateless, so the filter's state is part of the question.
+machines presently differ from these parameters. The optimizer's `POST /tune` computes the factors
+from observed TTFT and ITL. It is stateless, so the filter's state is part of the question.
 """
 
 import math
@@ -17,7 +17,7 @@ from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
 
 LEAST_ENDED = 5  # fewest requests for meaningful means
-SATURATED = 0.9  # requests present for each row, on average
+SATURATED = 0.9  # mean requests present per row from which a server counts as saturated
 LEAST_ERROR, LARGEST_ERROR = 0.02, 1.0  # bounds on a mean's relative error
 SPEED_KEYS = ("decodeParms", "prefillParms", "perfParms", "serviceCurve")
 
@@ -27,7 +27,7 @@ ModelOn = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """`why` says what could not be learned, and why."""
+    """Current factors. The filter rejected observations of `refused`; `why` has other failures."""
 
     factors: Mapping[ModelOn, FactorsReply] = field(default_factory=dict)
     refused: tuple[ModelOn, ...] = ()
@@ -49,8 +49,8 @@ class Speeds:
         return {key: tuned.factors for key, tuned in self._tuned.items()}
 
     def slowness(self, model: str) -> float:
-        """Returns how many times as long as in the document the model takes where it is slowest, at
-        least 1."""
+        """Returns the largest factor by which the model is slower than in the document, on any
+        accelerator; at least 1."""
         factors = [each for (name, _), each in self.factors.items() if name == model]
         return max([1.0, *(max(each.decode, each.prefill) for each in factors)])
 
@@ -58,7 +58,7 @@ class Speeds:
         self, traffic: Mapping[str, ServerTraffic], replicas: Mapping[Group, int], at_s: float
     ) -> Learned:
         """Update the factors. `replicas` has the groups whose number of replicas did not change.
-        Without an answer of the optimizer, nothing changes."""
+        Without an answer of the optimizer, factors stay as they are."""
         refused, why = [], {}
         for server, seen in traffic.items():
             for group, each in seen.by_group.items():
