@@ -110,8 +110,7 @@ CurvePoints = Annotated[
 
 
 class OverheadPoint(Body):
-    """Time that a request waits outside of steps while `rows` requests, itself included, are
-    served."""
+    """Time that a request waits outside of steps with `rows` in service, itself included."""
 
     rows: Rows
     ms: Amount

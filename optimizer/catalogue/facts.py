@@ -39,8 +39,7 @@ Aliases = Annotated[list[Name], Field(max_length=50)]
 
 
 class Experts(Body):
-    """`parameters` of all experts together, their `count` in a layer, and those `active` for a
-    token."""
+    """`parameters` of all experts together; `count` of them in a layer, `active` for a token."""
 
     parameters: Positive
     count: Whole

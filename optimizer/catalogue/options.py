@@ -36,8 +36,7 @@ class RequestDemand:
 
 @dataclass(frozen=True, slots=True)
 class CardMarket:
-    """The cards on offer. `cents` is the price of a card per hour, by accelerator. `measured` has
-    (accelerator, cards) as keys."""
+    """The cards on offer. `cents` per card and hour; `measured` has keys (accelerator, cards)."""
 
     facts: Facts
     calibration: Calibration

@@ -77,8 +77,7 @@ class ServiceModel(Protocol):
     """Service time as a function of concurrency. Immutable: any thread."""
 
     def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
-        """Returns a request's mean service time while `concurrency` requests, itself included, are
-        in service."""
+        """Returns a request's mean service time with `concurrency` in service, itself included."""
 
     def is_valid(self) -> BoolArray:
         """Returns False where a request would take no time at all, so that no rate is a maximum."""

@@ -201,8 +201,7 @@ def _running_pairs(max_batch_descending: IntArray) -> list[int]:
 
 def _recur_affine(offered: FloatArray, slope: FloatArray, running: list[int]) -> FloatArray:
     """Returns E_N where lambda service(n) = offered + slope n, so that E_n = (1 + E_{n-1}) n /
-    (offered + slope n). A solve spends its time in this loop: four passes over arrays that stay in
-    cache."""
+    (offered + slope n). Solves spend their time in this loop of four passes over cached arrays."""
     below, divisor = np.zeros_like(offered), offered.copy()
     for n, count in enumerate(running, start=1):
         head, step = below[:count], divisor[:count]

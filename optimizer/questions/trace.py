@@ -56,8 +56,7 @@ class Trace:
     output_tokens: FloatArray
 
     def peaks(self, window_s: float) -> list[Peak]:
-        """Returns the windows with the most requests, prompt tokens and answer tokens, without
-        duplicates."""
+        """Returns the windows with the most requests, prompt and answer tokens, each once."""
         ends = np.searchsorted(self.arrival_s, self.arrival_s + window_s)
         found: dict[int, list[str]] = {}
         for name, of_each in (

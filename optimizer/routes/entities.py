@@ -45,8 +45,7 @@ BARE_LIST = {"format": {"type": "string", "enum": ["list"]}}
 @dataclass(frozen=True, slots=True)
 class EntityKind:
     """A kind of entity with uniform routes, whose paths contain its words. `held` is the field of
-    `System` that has them by name, `listed` the field of `data` that lists them; `merge` adds
-    some."""
+    `System` that has them by name, `listed` the field of `data` that lists them."""
 
     word: str
     words: str
