@@ -1,1 +1,1 @@
-"""What several benches, peers and demos use: servers, their answers, shares of a core."""
+"""Tools that benches, peers and demos share: servers, their answers, shares of a core."""

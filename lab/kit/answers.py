@@ -1,17 +1,17 @@
-"""Whether an answer to one of `newcomer_prompts.yaml` is one that nobody is ashamed of.
+"""Judges whether an answer to a prompt of `newcomer_prompts.yaml` is acceptable.
 
-The judge sees a prompt and an answer and not whose it is. Rules for every answer:
+The judge sees a prompt and an answer, but not which model answered. Rules for every answer:
 
-1. It says something: at least one letter or digit.
-2. It does not go round in circles: nothing of up to `LOOP_WORDS` words comes `LOOP_TIMES` times in
-   a row, and no sentence that often at all.
-3. It is English, where the prompt does not say `language: any`: nearly all letters are Latin, and
-   in more than a few words there are those that every English text has.
-4. It has what the prompt says, and nothing that the prompt forbids; or, where the prompt allows it,
-   it declines: it says that it does not know, or is too small. Who declines talks of places
-   ("I do not know that place") only where the question was about one: `places: true`.
+1. It is not empty: it has at least one letter or digit.
+2. It does not loop: no phrase of up to `LOOP_WORDS` words occurs `LOOP_TIMES` times in a row, and
+   no sentence occurs that often in all.
+3. It is in English, unless the prompt says `language: any`: nearly all letters are Latin, and an
+   answer of more than a few words contains enough common English words.
+4. It matches what the prompt accepts, and nothing that the prompt forbids. If the prompt allows it,
+   it may instead decline: say that it does not know, or is too small. It may decline with a word
+   about places ("I do not know that place") only if the prompt has `places: true`.
 
-An answer that the limit of tokens ends is judged by what is there.
+An answer that the token limit cuts off is judged as it is.
 """
 
 import re
@@ -26,9 +26,9 @@ import yaml
 
 PROMPTS = Path(__file__).parents[1] / "data" / "newcomer_prompts.yaml"
 LOOP_WORDS, LOOP_TIMES = 12, 4
-LEAST_LATIN = 0.95  # of letters
+LEAST_LATIN = 0.95  # share of letters
 FEW_WORDS = 12
-LEAST_COMMON = 0.15  # of words
+LEAST_COMMON = 0.15  # share of words
 COMMON_WORDS = re.compile(
     r"\b(a|about|all|an|and|any|are|as|at|be|been|but|by|can|could|do|does|for|from|had|has|have|he|"
     r"her|his|how|i|if|in|is|it|its|me|more|my|no|not|of|on|one|or|our|she|so|some|such|than|that|"
@@ -63,7 +63,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A line of the file, whose head explains the fields."""
+    """A line of the file. The file's head explains the fields."""
 
     category: str
     ask: str

@@ -1,8 +1,7 @@
-"""Greedy or sampled completions, and chats, over HTTP, of Hearth and of llama.cpp's server alike.
+"""A client for completions and chats over HTTP that Hearth and llama.cpp's server both answer.
 
-Prompts of completions are token ids, so that nobody's tokenizer takes part, and EOS is ignored, so
-that everybody writes the same number of tokens. A stream is read as it comes and understood
-afterwards.
+Prompts of completions are token ids, so that no tokenizer takes part. EOS is ignored, so that all
+servers generate the same number of tokens. A stream is parsed only after it has ended.
 """
 
 import http.client
@@ -18,12 +17,12 @@ LAST_EVENT = b"[DONE]"
 
 
 class NotAnswered(Exception):
-    """A server refused a request, or broke its answer off; the message is what it said."""
+    """A server refused a request. The message is the body of its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`temperature` 0 is greedy; `seed` is that of the draws."""
+    """A completion to request. `temperature` 0 is greedy; `seed` is for sampling."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -33,8 +32,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What came back: the body of server-sent events, and when events of it did, in seconds since
-    the request was sent."""
+    """An answer: its body of server-sent events, and the arrival times of the events in seconds
+    since the request was sent."""
 
     events_s: Sequence[float]
     body: bytes
@@ -59,7 +58,7 @@ class Stream:
 
     @property
     def last(self) -> dict[str, Any]:
-        """The event with `usage`, and with llama.cpp's `timings`."""
+        """The last event, which has `usage` and, from llama.cpp, `timings`."""
         return self.events[-1]
 
     @property
@@ -68,7 +67,7 @@ class Stream:
 
 
 def complete(port: int, request: Request, ignore_eos: bool = True) -> Stream:
-    """Send a request to `/v1/completions` and read its answer to the end. Raises NotAnswered."""
+    """Sends a request to `/v1/completions` and reads its answer to the end. Raises NotAnswered."""
     body = {
         "prompt": list(request.prompt),
         "max_tokens": request.max_tokens,
@@ -80,7 +79,7 @@ def complete(port: int, request: Request, ignore_eos: bool = True) -> Stream:
 
 
 def streamed(port: int, path: str, body: Mapping[str, Any]) -> Stream:
-    """Send a body, ask for a stream and its usage, and read it to the end. Raises NotAnswered."""
+    """Sends a body, asks for a stream with usage, and reads it to the end. Raises NotAnswered."""
     asked = {
         "model": "falcon40b",
         "stream": True,
@@ -96,7 +95,7 @@ def streamed(port: int, path: str, body: Mapping[str, Any]) -> Stream:
     pieces, events_s = [], []
     while piece := response.read1(65536):
         pieces.append(piece)
-        if piece.startswith(EVENT):  # and is no ping
+        if piece.startswith(EVENT):  # not a ping
             events_s.append(time.perf_counter() - sent_s)
     connection.close()
     return Stream(events_s, b"".join(pieces))

@@ -1,15 +1,15 @@
-"""Service curves at another speed, without their errors, and in a closed loop. Pure: any thread."""
+"""Scales service curves, drops their errors, and computes closed loops. Pure: any thread."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 from benchmarking.analysis.service_curve import LEAST_MS, CurvePoint, Points, ServiceCurve, at
 
-SETTLES = 8  # rounds after which a loop's overhead and its users in service fit each other
+SETTLES = 8  # rounds until a loop's overhead and its number of users in service agree
 
 
 def at_speed(curve: ServiceCurve, slowness: float) -> ServiceCurve:
-    """Returns the curve of a moment at which everything takes so many times as long."""
+    """Returns the curve of a moment at which everything takes `slowness` times as long."""
     return replace(
         curve,
         decode=_of_steps(curve.decode, slowness),
@@ -21,7 +21,7 @@ def at_speed(curve: ServiceCurve, slowness: float) -> ServiceCurve:
 
 
 def exact(curve: ServiceCurve) -> ServiceCurve:
-    """Returns the same without its errors, for answers without intervals."""
+    """Returns the curve without errors, for answers without intervals."""
     return replace(
         curve,
         decode=tuple(replace(point, standard_error=0.0) for point in curve.decode),
@@ -31,15 +31,15 @@ def exact(curve: ServiceCurve) -> ServiceCurve:
 
 
 def overhead_ms(curve: ServiceCurve, requests: float) -> float:
-    """Returns that of one of so many requests in service; 0 where it is not known."""
+    """Returns the overhead of a request while `requests` are in service; 0 if unknown."""
     return at(curve.overhead, requests) if curve.overhead else 0.0
 
 
 def closed_loop_ms(
     curve: ServiceCurve, users: int, work_tokens: float, output_tokens: float
 ) -> float:
-    """Returns the end to end latency in a closed loop of so many users, of whom those in the midst
-    of their overhead are in no step."""
+    """Returns the end-to-end latency in a closed loop of `users`. During their overhead, users are
+    in no step."""
     e2e_ms, in_service = 0.0, float(users)
     for _ in range(SETTLES):
         outside_ms = overhead_ms(curve, in_service)
@@ -50,7 +50,7 @@ def closed_loop_ms(
 
 
 def _of_steps(points: Points, slowness: float) -> Points:
-    """Returns points of which none takes no time at all, which the optimizer refuses."""
+    """Returns slower points, none with a time of 0, which the optimizer would refuse."""
     return tuple(replace(p, ms=max(p.ms, LEAST_MS)) for p in _slower(points, slowness))
 
 

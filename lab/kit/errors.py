@@ -4,7 +4,7 @@ from benchmarking.errors import BenchmarkError
 
 
 class Disturbed(BenchmarkError):
-    """The machine was not left alone for long enough to measure."""
+    """Other work on the host disturbed too many rows."""
 
     def __init__(self, rows: int, disturbed: int, max_share: float) -> None:
         super().__init__(
@@ -14,7 +14,7 @@ class Disturbed(BenchmarkError):
 
 
 class Interrupted(BenchmarkError):
-    """The user stopped what has no result before its end."""
+    """The user stopped a bench that has no result before its end."""
 
     def __init__(self) -> None:
         super().__init__("interrupted; what was measured is in the folder of the run")

@@ -1,14 +1,14 @@
-"""How fast a machine was at a moment, beside the mean over a run.
+"""Estimates how fast a machine was at a moment, relative to the mean over a run.
 
-A machine's own speed moves, with its neighbours, its clock and its heat: closed loops of one load
-differ by more than their own errors. Each closed loop of a run says by how much everything took
-longer than the service curve has it; a moment is as slow as the loops around it. How many of
-them, and how far that is off, the loops themselves tell: each is guessed from its neighbours, and
-the number that guesses best is taken. A loop counts as much as it has users: a single one is as
-slow as the core that it happens to be on.
+A machine's speed changes with its neighbours, its clock and its heat: closed loops with the same
+load differ by more than their own errors. Each closed loop of a run shows how much longer all took
+than the service curve says. The slowness of a moment is estimated from the loops around it. To
+choose their number and find the error, each loop is predicted from its neighbours; the number that
+predicts best is taken. A loop is weighted by its users, because a single user's speed depends on
+the core that it happens to get.
 
-Of a server that counts its steps these tell instead how slow each moment was (`step_counts`): then
-nothing is guessed from the loops around it. Pure: any thread.
+If a server counts its steps, these counts give the slowness of each moment instead (`step_counts`),
+and nothing is estimated from neighbouring loops. Pure: any thread.
 """
 
 import math
@@ -24,39 +24,39 @@ from benchmarking.analysis.closed_loops import Loop, fit_loops
 from benchmarking.analysis.service_curve import Points, ServiceCurve
 from lab.kit.curves import closed_loop_ms
 
-WIDTHS = (1, 2, 4, 8)  # loops before a moment that count, and as many after it
-ROUNDS = 3  # of a curve given the slowness of its loops, and of their slowness given the curve
-PRIOR_ERROR = 0.1  # of the speed of a moment, relative
-LEAST_LOOPS = 4  # that tell how far guesses are off
+WIDTHS = (1, 2, 4, 8)  # numbers of loops to use before a moment, and after it
+ROUNDS = 3  # each fits the curve given the loops' slowness, then the slowness given the curve
+PRIOR_ERROR = 0.1  # relative error of a moment's speed before loops show it
+LEAST_LOOPS = 4  # fewest loops that show the error of estimates
 
 
 Slownesses = tuple[tuple[float, float], ...]
-"""Moments in seconds, each with how many times as long everything takes from there on."""
+"""Pairs of a moment in seconds and the slowness from then on."""
 
 
 class SpeedOfMoments(Protocol):
-    """How fast a machine was. `error`: of what is said of a time, relative."""
+    """How fast a machine was. `error` is the relative error of a slowness."""
 
     @property
     def error(self) -> float: ...
 
     def slowness(self, from_s: float, to_s: float) -> float:
-        """Returns how many times as long everything took in that time, on average."""
+        """Returns the mean factor by which everything took longer in that time."""
 
     def course(self, from_s: float, to_s: float) -> Slownesses:
-        """Returns the same from moment to moment, beside that average; empty where only that is
-        known."""
+        """Returns the slowness from moment to moment, relative to that mean; empty if only the mean
+        is known."""
 
     def line(self) -> str:
-        """For people."""
+        """Returns a description for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Logarithms of how much longer closed loops took than the curve says, in order of time, and
-    the users of each.
+    """The slowness of closed loops over time. `logs` are logarithms of the measured over the
+    curve's latencies, in order of time; `users` are the numbers of users.
 
-    `error`: of a guess for a loop that is left out, so that what is guessed may be as noisy.
+    `error` is the error of predicting a loop that is left out, so it includes the loop's noise.
     """
 
     at_s: tuple[float, ...]
@@ -73,7 +73,6 @@ class Drift:
         return ()
 
     def line(self) -> str:
-        """For people."""
         least, most = math.exp(min(self.logs)), math.exp(max(self.logs))
         return (
             f"{len(self.logs)} closed loops took {least:.2f} to {most:.2f} times what the curve "
@@ -84,8 +83,8 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class StepsCourse:
-    """How many times as long a server's steps took as on average, by its own count of them,
-    `from_s` one moment to the next."""
+    """The slowness of a server's steps relative to their mean, by the server's own counts. Each
+    value holds from its moment in `from_s` to the next."""
 
     from_s: tuple[float, ...]
     slownesses: tuple[float, ...]
@@ -116,8 +115,8 @@ class StepsCourse:
 def fit_in_course(
     loops: Sequence[Loop], course: StepsCourse, overhead: Points | None = None
 ) -> tuple[ServiceCurve, StepsCourse] | None:
-    """Returns the curve of closed loops as if their steps had taken as long as on average, and the
-    course with how far off that is; None for too few. `overhead` and what is raised: as of
+    """Returns the curve of closed loops as if the server had always had its mean speed, and the
+    course with the error of that; None for too few loops. `overhead` and errors raised are those of
     `fit_loops`."""
     met = [course.slowness(loop.from_s, loop.to_s) for loop in loops]
     users = [loop.users for loop in loops]
@@ -140,9 +139,9 @@ def fit_drifting(
     loops: Sequence[Loop], overhead: Points | None = None
 ) -> tuple[ServiceCurve, Drift] | None:
     """Returns the curve of closed loops as if all had met the machine's mean speed, and the drift
-    around it; None for too few. `overhead` and what is raised: as of `fit_loops`.
+    around it; None for too few. `overhead` and errors raised are those of `fit_loops`.
 
-    What a loop took is divided by how slow the loops *around* it were: its own error stays in it.
+    A loop's times are divided by the slowness of the loops *around* it: its own error stays in it.
     """
     if len(loops) < LEAST_LOOPS:
         return None
@@ -154,8 +153,8 @@ def fit_drifting(
             return None
         drift = _drift(loops, curve)
         around = _left_out(at_s, drift.logs, drift.users, drift.width)
-        # Errors are relative to what is expected: relative to what was measured, the faster of two
-        # loops would count for more.
+        # Errors are relative to the expected time. Relative to the measured time, the faster of two
+        # loops would have more weight.
         levelled = [
             _met(loop, math.exp(mean), drift.error * math.exp(mean - log))
             for loop, mean, log in zip(loops, around, drift.logs, strict=True)
@@ -165,7 +164,7 @@ def fit_drifting(
 
 
 def _met(loop: Loop, slowness: float, error: float) -> Loop:
-    """Returns what it would have been at slowness 1, had it met this one, known to `error`."""
+    """Returns the loop as it would be at slowness 1, given its slowness and the error of that."""
     e2e_ms, ttft_ms = loop.e2e_ms / slowness, loop.ttft_ms / slowness
     return replace(
         loop,
@@ -189,14 +188,14 @@ def _drift(loops: Sequence[Loop], curve: ServiceCurve) -> Drift:
 
 
 def _unfitted(loops: Sequence[Loop], curve: ServiceCurve) -> float:
-    """Returns how many times as far loops are from what they did not help to fit as from a curve
-    that has been fitted to them."""
+    """Returns the ratio of the loops' distance from an independent curve to their distance from one
+    that was fitted to them."""
     freedom = len(loops) - len(curve.decode) - len(curve.prompt_token)
     return math.sqrt(len(loops) / max(freedom, 1))
 
 
 def _logs(loops: Sequence[Loop], curve: ServiceCurve) -> list[float]:
-    """Returns logarithms of how much longer loops took than the curve says."""
+    """Returns the logarithms of measured latencies over the curve's."""
     return [
         math.log(
             loop.e2e_ms / closed_loop_ms(curve, loop.users, loop.work_tokens, loop.output_tokens)
@@ -208,7 +207,7 @@ def _logs(loops: Sequence[Loop], curve: ServiceCurve) -> list[float]:
 def _left_out(
     at_s: Sequence[float], logs: Sequence[float], users: Sequence[int], width: int
 ) -> list[float]:
-    """Returns for each loop what the others around it say."""
+    """Returns the prediction for each loop from the loops around it."""
     rest = [[*range(i), *range(i + 1, len(at_s))] for i in range(len(at_s))]
     return [
         _around(

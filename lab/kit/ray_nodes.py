@@ -1,6 +1,6 @@
-"""Ray nodes on this machine, each taken for a machine of its own: for the demo and for tests.
+"""Starts Ray nodes on this machine that act as machines of their own, for the demo and for tests.
 
-Their resources are bookkeeping. Nothing of them is left running afterwards.
+Their resources exist only in Ray's books. No process of them is left running afterwards.
 """
 
 import os
@@ -10,14 +10,14 @@ from typing import Any
 
 import psutil
 
-# Ray's own look at its nodes, ten times as often as by default, so that one that is lost is
-# replaced within seconds. What `RAY_health_check_period_ms` and so on are to `ray start`.
+# Ray checks its nodes ten times as often as by default, so that a lost node's replicas are replaced
+# within seconds. `ray start` takes these values from `RAY_health_check_period_ms` and so on.
 SYSTEM_CONFIG = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
-    # Workers that nobody asked for take seconds of computing each.
+    # Each worker that is started in advance takes seconds of computing.
     "enable_worker_prestart": False,
     "prestart_worker_first_driver": False,
 }
@@ -33,10 +33,10 @@ LEAST: dict[str, Any] = {
 
 
 class RayNodes:
-    """One thread."""
+    """A Ray cluster of processes on this machine. One thread."""
 
     def __init__(self, head: Mapping[str, float]) -> None:
-        """`head`: what the head, which cannot be lost, has to place replicas on."""
+        """`head` is the resources of the head node, which cannot be killed."""
         from ray.cluster_utils import Cluster
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -49,18 +49,18 @@ class RayNodes:
         return str(self._cluster.address)
 
     def __len__(self) -> int:
-        """Without the head."""
+        """Returns the number of nodes without the head."""
         return len(self._nodes)
 
     def add(self, resources: Mapping[str, float]) -> None:
         self._nodes.append(_started(lambda: self._cluster.add_node(**_arguments(resources))))
 
     def processes(self, index: int) -> list[psutil.Process]:
-        """The node's, Ray's own first; the API processes of its replicas among them."""
+        """Returns the node's processes, Ray's own first, including those of its replicas."""
         return _tree(self._nodes[index])
 
     def kill(self, index: int) -> None:
-        """As when a machine loses power: all that runs on it, at once."""
+        """Kill all processes of a node at once, as if its machine lost power."""
         node = self._nodes.pop(index)
         _kill(node)
         self._cluster.remove_node(node, allow_graceful=False)
@@ -75,7 +75,7 @@ class RayNodes:
 def ray_nodes(
     *resources: Mapping[str, float], head: Mapping[str, float] = NOTHING
 ) -> Iterator[RayNodes]:
-    """A head, which by itself places nothing, and a node for each of these."""
+    """Yields a cluster with a node for each of `resources`. By default the head has none."""
     nodes = RayNodes(head)
     try:
         for each in resources:
@@ -86,7 +86,7 @@ def ray_nodes(
 
 
 def _started(start: Callable[[], Any]) -> Any:
-    """Ray gives a node 30 s to start, which are too few on a busy machine: it is tried again."""
+    """Starts a node. Ray allows it 30 s, which is too little on a busy machine: tries again."""
     ours = psutil.Process()
     for _ in range(MAX_TRIES - 1):
         before = set(ours.children())
@@ -100,7 +100,7 @@ def _started(start: Callable[[], Any]) -> Any:
 
 
 def _arguments(resources: Mapping[str, float]) -> dict[str, Any]:
-    """A node with these, as Ray's Cluster takes it."""
+    """Returns the arguments for a node with these resources, as Ray's Cluster takes them."""
     others = {name: resources[name] for name in resources if name not in ("CPU", "GPU")}
     cpus, gpus = resources.get("CPU", 0), resources.get("GPU", 0)
     return LEAST | {"num_cpus": cpus, "num_gpus": gpus, "resources": others}
@@ -119,7 +119,7 @@ def _tree(node: Any) -> list[psutil.Process]:
 
 
 def _kill(node: Any) -> None:
-    """Returns once nothing of it is left."""
+    """Kills all processes of a node, and waits until they have ended."""
     _end(_tree(node))
 
 

@@ -1,4 +1,4 @@
-"""The optimizer's simulation of just the requests of a row, sent as they were sent."""
+"""Simulates exactly the requests of a measured row, at the times they were sent."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,9 +27,9 @@ def replay(
     shape: tuple[int, int],
     slowness: Sequence[tuple[float, float]] = (),
 ) -> Prediction:
-    """What remains to chance is the server. TTFT is from when requests were due, as it is measured.
-    `slowness`: of moments on the run's clock, as `ServiceCurve` has it. The bounds come from the
-    errors of the curve alone."""
+    """Returns the prediction of the simulation. TTFT counts from when requests were due, as in the
+    measurement. `slowness` has moments on the run's clock, each with the factor on times from then
+    on. The bounds come from the errors of the curve alone."""
     sent = sorted(point.all_records, key=lambda record: record.sent_s)
     start_s = sent[0].sent_s
     drawn = Requests(
@@ -65,8 +65,8 @@ def replay(
 
 
 def simulated(server: Server, drawn: Requests, warmup: int, course: Course) -> Estimate:
-    """Requests are simulated at constant speed with shifted arrivals, and results are shifted
-    back. The first `warmup` do not count."""
+    """Simulates requests on a machine whose speed follows `course`: shifts arrivals, simulates at
+    constant speed, and shifts the results back. The first `warmup` requests do not count."""
     come = course.done(drawn.arrival_ms)
     first = min(float(come[0]), 0.0)  # a simulation begins at 0
     served = run(server, replace(drawn, arrival_ms=come - first))

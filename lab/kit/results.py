@@ -1,6 +1,6 @@
-"""Results of a bench as two files: what it printed, below its command, commit and machine, and the
-tables of that as JSON. They go to `var/bench/<bench>`, where the day's next run replaces them, or
-with `--publish` to `lab/results/<bench>`, where nothing is replaced."""
+"""Writes the results of a bench to two files: its output as Markdown, below its command, commit and
+machine, and the output's tables as JSON. They go to `var/bench/<bench>`, where the day's next run
+replaces them, or with `--publish` to `lab/results/<bench>`, where nothing is replaced."""
 
 import io
 import json
@@ -22,7 +22,7 @@ from lab.kit.servers import ROOT
 KEPT = ROOT / "var" / "bench"
 PUBLISHED = ROOT / "lab" / "results"
 PACKAGES = ("torch", "transformers", "gunicorn", "numpy", "scipy")
-VERDICTS = (None, 0, 1)  # exit statuses of a bench that has measured; others are faults
+VERDICTS = (None, 0, 1)  # exit statuses of a bench that has measured; others mean failure
 NOT_OF_A_NAME = re.compile(r"\((?:r|tm)\)|\b(?:processor|cpu)\b|@.*")
 RULE = re.compile(r"\|(?:[ :-]+\|)+")  # the line below a table's head
 Main = Callable[[], int | None]
@@ -38,7 +38,7 @@ def commit() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is known of a bench's run before it starts."""
+    """The facts about a bench's run that are known before it starts."""
 
     bench: str
     command: str
@@ -53,7 +53,7 @@ class Run:
         return f"{self.began[:10]}-{re.sub(r'[^a-z0-9]+', '-', processor).strip('-')}"
 
     def write(self, text: str, is_published: bool) -> Path:
-        """Writes both files and returns the path of the Markdown."""
+        """Writes both files. Returns the path of the Markdown file."""
         path = (PUBLISHED if is_published else KEPT) / self.bench / f"{self.stem}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         numbers = count(2)
@@ -70,7 +70,7 @@ class Run:
 
 
 class _Copied(io.TextIOBase):
-    """Writes to an output, and keeps a copy."""
+    """Writes to an output and keeps a copy."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
@@ -85,7 +85,7 @@ class _Copied(io.TextIOBase):
 
 
 def run(bench: str, main: Main, arguments: Sequence[str], is_published: bool) -> int:
-    """Runs a bench, writes what it prints, and returns its status. A bench that ends by an
+    """Runs a bench and writes its results. Returns its exit status. A bench that raises an
     exception or refuses its arguments leaves no files."""
     begun = Run(bench, shlex.join(["python", "-m", "lab.benches", bench, *arguments]))
     with redirect_stdout(_Copied(sys.stdout)) as copied:
@@ -104,7 +104,7 @@ def _status(main: Main) -> int:
 
 
 def tables(text: str) -> list[dict[str, Any]]:
-    """Returns the Markdown tables of a text: `columns`, and `rows` of cells as they stand."""
+    """Returns the Markdown tables of a text: `columns`, and `rows` of cells as text."""
     runs = groupby(text.splitlines(), lambda line: line.startswith("|"))
     candidates = [list(lines) for is_row, lines in runs if is_row]
     return [

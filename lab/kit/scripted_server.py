@@ -1,8 +1,8 @@
-"""A server that answers by a script, at scripted times, to check clients against.
+"""A server that gives scripted answers at scripted times, to check clients with.
 
 `python -m lab.kit.scripted_server --port 7001 --ttft 0.1 --itl 0.02 --tokens 100`
-speaks `/v1/chat/completions`, `/v1/models`, `/v1/tokenize`, to which every word is a token, and
-`/ready`. In tests, scripts of any shape are given by model name. One event loop, in a process or
+serves `/v1/chat/completions`, `/v1/models`, `/v1/tokenize`, which counts every word as a token, and
+`/ready`. Tests give scripts of any shape by model name. It runs in one event loop, in a process or
 thread of its own.
 """
 
@@ -27,9 +27,9 @@ Ending = Literal["whole", "broken", "malformed", "error event", "not finished"]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One answer. `delays_s[i]` passes before `texts[i]` is sent, counted from the one before.
+    """One answer. `texts[i]` is sent `delays_s[i]` after the previous text.
 
-    `burst`: so many texts leave in one write, when the last of them is due.
+    `burst` texts leave in one write, when the last of them is due.
     """
 
     delays_s: tuple[float, ...] = ()
@@ -53,16 +53,16 @@ class Stall:
 
 
 class ScriptedServer:
-    """Answers by `scripts[model]`. Its event loop only; any thread may read the two lists.
+    """Answers by `scripts[model]`. Runs in its event loop only; any thread may read the two lists.
 
-    `requests`: the body of every completion that was asked for, without the preflight's; `heads`:
-    of all requests.
+    `requests` has the bodies of all completions except the preflight's; `heads` has the heads of
+    all requests.
     """
 
     def __init__(self, scripts: Mapping[str, Script], stall: Stall | None = None) -> None:
         self.requests: list[dict[str, Any]] = []
         self.heads: list[bytes] = []
-        self.user_rows: int | None = None  # said at /ready, if anything
+        self.user_rows: int | None = None  # the answer of /ready; None means 404
         self._scripts = scripts
         self._stall = stall or Stall()
         self._began_s: float | None = None
@@ -84,7 +84,7 @@ class ScriptedServer:
             writer.close()
 
     async def _answer(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection stays open."""
+        """Answers a request. Returns whether the connection stays open."""
         if path.endswith("/models"):
             _reply(writer, 200, {"data": [{"id": name} for name in self._scripts]})
         elif path.endswith("/tokenize"):
@@ -150,7 +150,7 @@ def _content_length(head: bytes) -> int:
 
 
 def _tokenized(body: dict[str, Any]) -> dict[str, Any]:
-    """Every word is a token; a chat adds two of its own."""
+    """Returns one token per word, and two more for a chat."""
     messages = body.get("messages", [])
     words = [word for message in messages for word in message["content"].split()]
     count = len(words) + 2 if messages else len(body["prompt"].split())
@@ -178,7 +178,7 @@ def _chunk(data: bytes) -> bytes:
 def scripted(
     scripts: Mapping[str, Script], stall: Stall | None = None
 ) -> Iterator[tuple[ScriptedServer, str]]:
-    """The server in a thread of its own, and the base of its routes."""
+    """Yields the server, which runs in a thread of its own, and the base URL of its routes."""
     server = ScriptedServer(scripts, stall)
     loop = asyncio.new_event_loop()
     listening = loop.run_until_complete(server.start())

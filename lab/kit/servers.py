@@ -22,29 +22,29 @@ from common.fetch import PROBE, FetchFailed, ask
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 60.0
-MAX_PAUSE_S = 0.1  # between two looks
+MAX_PAUSE_S = 0.1  # longest pause between two checks
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
 GUNICORN = ("gunicorn", "--config", "gunicorn.conf.py")  # for the API
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"
 
-# Below those that Linux gives to connections and to whoever asks for any port, since seconds pass
-# between the choice of a port and its use; above those of Ray's workers.
+# These ports are below the range from which Linux assigns any free port, because seconds pass
+# between the choice of a port and its use; they are above the ports of Ray's workers.
 PORTS = range(20_000, 32_768)
 
-given_ports: set[int] = set()  # whoever asked may not listen yet
+given_ports: set[int] = set()  # ports that were returned and may not be in use yet
 
 
 def exit_on_sigterm() -> None:
-    """End by SIGTERM as by Ctrl-C, so that what was started in a session of its own ends too."""
+    """Makes SIGTERM end this process in order, so that what it started in other sessions ends."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that this process was not given before.
+    """Returns a port on which nothing listens and that was not returned before in this process.
 
-    Raises RuntimeError where none is left.
+    Raises RuntimeError if none is left.
     """
-    begin = randbelow(len(PORTS))  # by no seed: two processes do not follow each other
+    begin = randbelow(len(PORTS))  # without a seed, so that processes choose different ports
     for port in chain(PORTS[begin:], PORTS[:begin]):
         if port not in given_ports and is_free(port):
             given_ports.add(port)
@@ -67,9 +67,10 @@ def eventually(
     every_s: float = 0.01,
     what: str | Callable[[], str] = "it",
 ) -> Any:
-    """The first true value of `holds()`; fails when none comes in time, and says `what` is not so.
+    """Returns the first true value of `holds()`. Raises AssertionError, which names `what`, if none
+    comes in time.
 
-    What takes longer is looked at less often: looking takes the processor from what is waited for.
+    Checks less and less often, because checks take the processor from what they wait for.
     """
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
@@ -81,13 +82,13 @@ def eventually(
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that grows, as far as they are whole; none before there is the file."""
+    """Returns the complete lines of a growing file; empty before the file exists."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Process(Protocol):
-    """A part of subprocess.Popen."""
+    """The part of subprocess.Popen that is needed here."""
 
     pid: int
 
@@ -98,8 +99,7 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-# Runs a module with arguments as `python -m` does, in a session of its own, with this log and
-# this environment.
+# Runs `python -m` with arguments in a session of its own, with a log and an environment.
 Start = Callable[[Sequence[str], BinaryIO, Mapping[str, str]], Process]
 
 
@@ -117,7 +117,7 @@ class ServedApi:
         return self._log_path.read_text()
 
     def state(self) -> dict[str, Any]:
-        """Returns the JSON of `/ready`; {} while nobody answers."""
+        """Returns the JSON of `/ready`; {} while the server does not answer."""
         try:
             state: dict[str, Any] = ask(f"{self.url}/ready", PROBE).json()
         except FetchFailed:
@@ -129,11 +129,11 @@ class ServedApi:
             assert self.process.poll() is None, f"gunicorn has ended:\n{self.log}"
             return self.state().get("status") == "ready"
 
-        # Not every 10 ms: each answer takes the interpreter from the thread that loads the model.
+        # Not every 10 ms, because each answer takes the interpreter from the loading thread.
         eventually(is_ready, timeout_s, every_s=0.1)
 
     def is_idle(self) -> bool:
-        """Nothing left behind: no busy row, nothing queued, no session."""
+        """Returns whether nothing is left: no busy row, no queued request, no session."""
         state = self.state()
         return [state["busy_rows"], state["queued"], state["sessions"]] == [0, 0, 0]
 
@@ -144,11 +144,11 @@ class ServedApi:
         return requests.get(f"{self.url}{path}", timeout=60)
 
     def open_stream(self, **fields: Any) -> requests.Response:
-        """Returns once the first byte is there; close it to leave early."""
+        """Returns a response once its head has come. Close it to leave early."""
         return requests.post(f"{self.url}/inference", json=fields, timeout=60, stream=True)
 
     def send_raw(self, request: bytes) -> socket.socket:
-        """Send bytes on a connection of its own and leave it open."""
+        """Sends bytes on a new connection. Returns the open connection."""
         client = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         client.sendall(request)
         return client
@@ -164,20 +164,20 @@ def post_bytes(path: str, body: bytes) -> bytes:
 
 
 def environment(**settings: object) -> dict[str, str]:
-    """The environment of a served process: ours, without settings, plus the given ones."""
+    """Returns the environment of a served process: KEPT_VARIABLES and the given settings."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     return kept | {name: str(value) for name, value in settings.items()}
 
 
 def kill_group(process: Process) -> None:
-    """Kill a process that leads a session, and all that it started."""
+    """Kills a process that leads a session, and all processes that it started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(STOP_TIMEOUT_S)
 
 
 def run_module(arguments: Sequence[str], log: BinaryIO, env: Mapping[str, str]) -> Process:
-    """The true command, as a Start."""
+    """Runs `python -m`; the usual `Start`."""
     return subprocess.Popen(
         [sys.executable, "-m", *arguments],
         cwd=ROOT,
@@ -196,9 +196,9 @@ def served_by(
     start_timeout_s: float | None = START_TIMEOUT_S,
     **settings: object,
 ) -> Iterator[ServedApi]:
-    """gunicorn with gunicorn.conf.py, ready unless `start_timeout_s` is None.
+    """Yields the API under gunicorn with gunicorn.conf.py, ready unless `start_timeout_s` is None.
 
-    What it stores lies beside its log. Its whole process group is gone afterwards.
+    Its stores are beside its log. Its whole process group has ended afterwards.
     """
     port = free_port()
     own = {"SERVICE_PORT": port, "WEIGHTS_DB": log_path.with_name(f"{log_path.name}.weights.db")}

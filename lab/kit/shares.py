@@ -1,5 +1,5 @@
-"""Holds processes to a share of one core: by cgroups where they may be written, else by stopping
-and continuing them many times a second."""
+"""Limits processes to a share of one core: by cgroups if they may be written, or else by stopping
+and continuing the processes many times a second."""
 
 import os
 import signal
@@ -15,21 +15,21 @@ import psutil
 from cluster.actuators.local import records_in
 
 PERIOD_S = 0.01
-MIN_QUOTA_S = 0.001  # less the kernel refuses; the period grows instead
+MIN_QUOTA_S = 0.001  # the kernel's minimum; for smaller shares the period grows
 CGROUP_V1, CGROUP_V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 
 class CpuLimiter(Protocol):
-    """One thread. `name` says how it works."""
+    """Limits processes. One thread. `name` says how it works."""
 
     name: str
 
     def limit(self, share: float, *pids: int) -> None:
-        """Hold processes, with all their threads, together to `share` of a core; 1 holds them to
-        one core. For the same first process again: to another share."""
+        """Limit processes, with all their threads, together to `share` of a core, where 1 is a
+        whole core. Another call with the same first process changes the share."""
 
     def close(self) -> None:
-        """Undo it, whether the processes still run or not. Idempotent."""
+        """Remove all limits, whether the processes still run or not. Idempotent."""
 
 
 def choose_limiter() -> CpuLimiter:
@@ -37,8 +37,8 @@ def choose_limiter() -> CpuLimiter:
 
 
 class CgroupLimiter:
-    """A group with a CPU quota for processes that are held together, of version 2 or 1, whichever
-    is there. What they start later is in it too."""
+    """Limits processes by a cgroup with a CPU quota, of version 1 or 2, whichever exists. Processes
+    that they start later are in the group, too."""
 
     name = "cgroup CPU quota"
 
@@ -67,7 +67,7 @@ class CgroupLimiter:
             group.rmdir()
 
     def _make_group(self, pid: int, share: float) -> Path:
-        """Raises OSError where groups are not ours to make."""
+        """Returns a new group. Raises OSError if this process may not make groups."""
         period_s = max(PERIOD_S, MIN_QUOTA_S / share)
         period_us, quota_us = round(period_s * 1e6), round(share * period_s * 1e6)
         is_v1 = (CGROUP_V1 / "cpu.cfs_quota_us").exists()
@@ -83,15 +83,14 @@ class CgroupLimiter:
 
 
 def _move(pids: Iterable[int], group: Path) -> None:
-    """Those that have ended are left out."""
+    """Moves processes to a group. Skips processes that have ended."""
     for pid in pids:
         with suppress(ProcessLookupError):
             (group / "cgroup.procs").write_text(str(pid))
 
 
 class DutyCycleLimiter:
-    """A thread for processes that are held together, which stops them for the rest of each
-    period."""
+    """Limits processes by a thread that stops them for the rest of each period."""
 
     name = "SIGSTOP and SIGCONT"
 
@@ -124,7 +123,7 @@ class DutyCycleLimiter:
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> bool:
-    """Returns whether any of them was there."""
+    """Signals processes. Returns whether any of them existed."""
     found = False
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -134,15 +133,15 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> bool:
 
 
 class HeldReplicas:
-    """Holds local replicas to a share of a core each, as if they had a slower machine: those of an
-    actuator's folder, whoever runs it. One thread."""
+    """Limits each local replica to a share of a core, as if it had a slower machine. The replicas
+    are those in an actuator's folder, which any process may run. One thread."""
 
     def __init__(self, folder: Path, limiter: CpuLimiter) -> None:
         self._folder, self._limiter = folder, limiter
         self._share_by_name: dict[str, float] = {}
 
     def hold(self, urls: Collection[str], share: float) -> None:
-        """Those that listen there, each with all its processes, from now on."""
+        """Limit the replicas that listen at `urls` to `share`, each with all its processes."""
         ports = {urlsplit(url).port for url in urls}
         for record in records_in(self._folder):
             if record.port not in ports or self._share_by_name.get(record.name) == share:
@@ -153,6 +152,6 @@ class HeldReplicas:
 
 
 def hold_process(limiter: CpuLimiter, pid: int, share: float) -> None:
-    """A process and all that it started."""
+    """Limits a process and all processes that it started."""
     workers = psutil.Process(pid).children(recursive=True)
     limiter.limit(share, pid, *(each.pid for each in workers))

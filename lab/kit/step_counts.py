@@ -1,8 +1,8 @@
-"""How slow a server's steps were from moment to moment, by what it counts of them.
+"""Estimates how slow a server's steps were from moment to moment, from its counts of steps.
 
-What a step takes by its contents is not known well beforehand, and a machine's speed moves: either
-may be why two moments differ. Contents change at once and by much, the speed hardly between two
-moments that follow each other. So step times are those with which it changes least. Pure: any
+Two moments may differ because steps had other contents, whose times are not known well beforehand,
+or because the machine's speed changed. Contents change much from one moment to the next, but the
+speed changes little. So the step times are those with which the speed changes least. Pure: any
 thread.
 """
 
@@ -17,13 +17,13 @@ from scipy.optimize import least_squares
 from benchmarking.analysis.service_curve import ServiceCurve, StepCount, at
 from common.numerics import FloatArray
 
-SPEED_CHANGE = 0.05  # of the speed from moment to moment, relative: larger ones are outliers
-KNOWN_TO = 1.0  # how far off step times may be that a server says itself, as a logarithm
+SPEED_CHANGE = 0.05  # relative change of speed between moments; larger changes are outliers
+KNOWN_TO = 1.0  # error of the step times that a server reports, as a logarithm
 
 
 @dataclass(frozen=True, slots=True)
 class StepsWithin:
-    """From a moment to the next: the seconds that steps took, and what was in them."""
+    """The time from a moment to the next: the seconds that steps took, and counts of contents."""
 
     from_s: float
     steps_s: float
@@ -31,8 +31,8 @@ class StepsWithin:
 
 
 def slownesses(moments: Sequence[StepsWithin], said: ServiceCurve) -> list[float]:
-    """Returns how many times as long steps took in each as on average over all of them; `said`: the
-    step times that a server says itself, as a start."""
+    """Returns each moment's slowness relative to the mean of all. `said` are the step times that
+    the server reports, from which the fit starts."""
     tokens = sorted({tokens for each in moments for tokens, *_ in each.counts})
     steps, prompt_tokens = (_by_tokens(moments, tokens, which) for which in (1, 2))
     decode_ms = steps * [at(said.decode, each) for each in tokens]
@@ -60,7 +60,7 @@ def slownesses(moments: Sequence[StepsWithin], said: ServiceCurve) -> list[float
 
 
 def counts_since(now: Sequence[StepCount], before: Sequence[StepCount]) -> list[StepCount]:
-    """Returns what was counted between two answers of a server."""
+    """Returns the counts between two answers of a server."""
     known = {tokens: each for tokens, *each in before}
     found = []
     for tokens, steps, prompt_tokens in now:
@@ -70,7 +70,7 @@ def counts_since(now: Sequence[StepCount], before: Sequence[StepCount]) -> list[
 
 
 def _by_tokens(moments: Sequence[StepsWithin], tokens: Sequence[int], which: int) -> FloatArray:
-    """Counts [moments, tokens]."""
+    """Returns counts [moments, tokens]: steps for `which` 1, prompt tokens for 2."""
     found = np.zeros((len(moments), len(tokens)))
     for row, moment in zip(found, moments, strict=True):
         for count in moment.counts:
@@ -79,6 +79,6 @@ def _by_tokens(moments: Sequence[StepsWithin], tokens: Sequence[int], which: int
 
 
 def _between(knots: Sequence[int], tokens: Sequence[int]) -> FloatArray:
-    """Weights [tokens, knots] of straight lines between knots, on a logarithmic scale."""
+    """Returns weights [tokens, knots] of linear interpolation between knots on a log scale."""
     columns = [np.interp(np.log2(tokens), np.log2(knots), each) for each in np.eye(len(knots))]
     return np.array(columns).T

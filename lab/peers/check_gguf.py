@@ -1,10 +1,10 @@
-"""Whether llama.cpp reads our GGUF files as we do: greedy answers to the same prompts.
+"""Checks that llama.cpp reads our GGUF files as we do, by greedy answers to the same prompts.
 
     python -m lab.peers.check_gguf
 
-An independent program has to agree about names, order of rows, rope and scales. It rounds the
-activations that meet quantised weights, and keeps keys and values in half precision, so a near tie
-may part two answers: counted are the tokens before they part.
+An independent program must agree about names, order of rows, rope and scales. llama.cpp rounds the
+activations that meet quantised weights, and keeps keys and values in half precision. Answers may
+therefore diverge at a near tie, so the check counts the tokens before they diverge.
 """
 
 import argparse

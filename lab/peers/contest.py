@@ -1,7 +1,7 @@
 """Contestants of `bench-peers`: our server over HTTP, and peers in processes of their own.
 
-All of them stay loaded and sleep while another one runs; how much processor time they took
-meanwhile is part of every result.
+All of them stay loaded and sleep while another one runs. Every result includes the processor time
+that the others took meanwhile.
 """
 
 import json
@@ -27,23 +27,23 @@ from lab.peers.install import GGUF_READERS, Recipe
 START_TIMEOUT_S = 900.0
 END_TIMEOUT_S = 60.0
 MAX_REASON_CHARACTERS = 200
-ERROR = re.compile(r"[\w.]+(Error|Exception): ")  # the end of a traceback, where libraries say more
+ERROR = re.compile(r"[\w.]+(Error|Exception): ")  # a traceback's end; libraries may log after it
 
 Prompts = Sequence[Sequence[Sequence[int]]]  # [user][request][token]
 
 
 class Took(NamedTuple):
-    """How long a load took, and until the first token of all."""
+    """The duration of a load, and the time until its first token."""
 
     seconds: float
     first_s: float
 
 
-Run = Callable[[Prompts, int], Took]  # prompts and new tokens of each
+Run = Callable[[Prompts, int], Took]  # takes prompts, and the number of new tokens for each
 
 
 class PeerEnded(Exception):
-    """A peer that did not start or has ended. `name`: the contestant's; the message says why."""
+    """The contestant `name` did not start, or it ended. The message says why."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(reason)
@@ -52,7 +52,7 @@ class PeerEnded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One program with one model in one form. `run` is a closed loop."""
+    """One program with one model in one form. `run` runs a closed loop."""
 
     name: str
     about: str
@@ -60,13 +60,13 @@ class Contestant:
     process: psutil.Process
 
     def cpu_s(self) -> float:
-        """Processor time that it and its children have taken so far."""
+        """Returns the processor time that the process and its children have taken so far."""
         return sum(
             times.user + times.system for times in (each.cpu_times() for each in self._members())
         )
 
     def memory_bytes(self) -> int:
-        """Resident memory of both."""
+        """Returns the resident memory of the process and its children."""
         return sum(each.memory_info().rss for each in self._members())
 
     def _members(self) -> list[psutil.Process]:
@@ -82,7 +82,7 @@ def hearth(
     log_path: Path,
     settings: Mapping[str, object],
 ) -> Iterator[Contestant]:
-    """The real server; requests are OpenAI's completions, with token ids for a prompt."""
+    """Yields our real server. Requests are OpenAI completions with token ids as prompts."""
     own: dict[str, Any] = {
         "MODEL": folder,
         "MODEL_NAME": "model",
@@ -113,8 +113,8 @@ def hearth(
 def peer(
     name: str, recipe: Recipe, arguments: Callable[[], Sequence[str]], log_path: Path
 ) -> Iterator[Contestant]:
-    """A peer's own loop, without any HTTP. See `process`. `arguments` may have to make its model.
-    What it leaves in its temporary folder, as vLLM does sockets, goes with it.
+    """Yields a peer that runs `process`, without HTTP. `arguments` may have to make its model.
+    Files that the peer leaves in its temporary folder, such as vLLM's sockets, are removed.
 
     Raises PeerEnded, as `run` does."""
     try:
@@ -146,7 +146,7 @@ def peer(
 
         def run(prompts: Prompts, max_tokens: int) -> Took:
             load = json.dumps({"prompts": prompts, "max_tokens": max_tokens})
-            with suppress(BrokenPipeError):  # of one that has ended, as its answer says
+            with suppress(BrokenPipeError):  # the peer has ended; `answer` says why
                 print(load, file=stdin, flush=True)
             result = answer()
             _check_tokens(result["tokens"], prompts, max_tokens)
@@ -169,7 +169,7 @@ def gguf_peers(
     options: Sequence[str],
     logs: Path,
 ) -> Iterator[AbstractContextManager[Contestant]]:
-    """Those of the recipes that read GGUF files, on this one, as their own pages advise."""
+    """Yields the recipes' peers that read GGUF files, with a file and the options they advise."""
 
     def command(recipe: Recipe) -> list[str]:
         return [str(file()), *options, "--threads", str(physical_cores()), *recipe.arguments]

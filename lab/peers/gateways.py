@@ -1,4 +1,4 @@
-"""Gateways as peers: run in the environment of one, it prints its name and version."""
+"""Prints the name and version of the gateway in whose environment it runs."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,7 +1,7 @@
-"""The peer of `bench-serve`: transformers' own generate, one static batch, on the device and in the
-type that the server chooses: float32 on all cores, or bfloat16 on a GPU.
+"""The peer of `bench-serve`: transformers' own `generate` with one static batch, on the device and
+in the type that the server chooses: float32 on all cores, or bfloat16 on a GPU.
 
-Reads `[model folder, prompts, max_tokens]` as JSON from standard input, prints tokens/s.
+It reads `[model folder, prompts, max_tokens]` as JSON from standard input, and prints tokens/s.
 """
 
 import json

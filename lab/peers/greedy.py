@@ -1,7 +1,7 @@
-"""llama.cpp's greedy answers, one prompt at a time: what `check_gguf` compares ours with.
+"""Generates llama.cpp's greedy answers, one prompt at a time. `check_gguf` compares ours with them.
 
-Runs in llama.cpp's environment: `peer_greedy MODEL`, with `[prompts, max_tokens]` as JSON on
-standard input and the answers as JSON on standard output.
+Runs in llama.cpp's environment, as `python -m lab.peers.greedy MODEL`, with `[prompts, max_tokens]`
+as JSON on standard input and the answers as JSON on standard output.
 """
 
 import json
@@ -12,7 +12,7 @@ from lab.peers.llama_cpp import LlamaCpp
 
 
 class Recorder(LlamaCpp):
-    """Keeps the tokens it chooses."""
+    """A `LlamaCpp` that keeps the tokens it chooses."""
 
     def __init__(self, path: str, context: int) -> None:
         super().__init__(path, users=1, context=context, threads=1, flash=False, unified=False)

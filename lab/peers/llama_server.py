@@ -1,9 +1,9 @@
 """llama.cpp's own server as a peer, with its own speculation; compiled with the Python package.
 
-Its drafts are those of its `common/speculative`: `ngram-simple` proposes what followed the last n
-tokens in prompt or answer, `ngram-cache` what statistics of short n-grams say, `draft-simple` asks
-a smaller model. Every slot drafts for itself; a step verifies all of them as one batch. It is
-driven over HTTP as ours is, by the same client.
+Its draft methods are in its `common/speculative`: `ngram-simple` proposes the tokens that followed
+the last n tokens in prompt or answer, `ngram-cache` uses statistics of short n-grams, and
+`draft-simple` asks a smaller model. Every slot drafts for itself; a step verifies all drafts as one
+batch. The client that drives ours over HTTP also drives this server.
 """
 
 import subprocess
@@ -28,8 +28,8 @@ _PLATLIB = Path(sysconfig.get_path("platlib", vars={"platbase": str(LLAMA_CPP.py
 def llama_server(
     file: Path, users: int, context: int, options: Sequence[str]
 ) -> Iterator[tuple[int, psutil.Process]]:
-    """One model in `users` slots of `context` tokens each: port and process. Raises AssertionError
-    when it does not start."""
+    """Yields the port and process of a server with one model in `users` slots of `context` tokens.
+    Raises AssertionError if it does not start."""
     port = free_port()
     threads = str(physical_cores())
     command = [str(_PLATLIB / "bin" / "llama-server"), "--model", str(file), "--port", str(port)]
@@ -44,9 +44,9 @@ def llama_server(
 def prebuilt_llama_server(
     file: Path, users: int, context: int, threads: int | None = None
 ) -> Iterator[tuple[int, psutil.Process]]:
-    """The same of a package that nobody has to compile. Unless `threads` says otherwise one core is
-    left to its HTTP and to the client: a thread of its own that waits for one keeps all others
-    waiting."""
+    """Like `llama_server`, but from a package that needs no compilation. By default, `threads`
+    leaves one core to HTTP and the client, because one compute thread without a core would keep all
+    others waiting."""
     port = free_port()
     command = [str(PREBUILT_LLAMA.python), "-m", PREBUILT_LLAMA.check, str(file)]
     command += ["--port", str(port), "--users", str(users), "--context", str(context)]
@@ -59,7 +59,7 @@ def prebuilt_llama_server(
 def _listening(
     command: Sequence[str], port: int, **variables: object
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, once it answers."""
+    """Yields the process once the server answers."""
     with TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment(**variables), stdout=log, stderr=log

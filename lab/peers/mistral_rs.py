@@ -1,7 +1,8 @@
 """mistral.rs as a peer: its Python `Runner`, with a stream for each user.
 
-Runs in the environment that `install` made. It takes text, so a prompt is letters, drawn by the
-ids, that its own tokenizer makes as many tokens of. Those of an answer count when it is complete.
+Runs in the environment that `install` made. It takes text, so a prompt becomes letters chosen by
+its token ids, which the tokenizer turns into the same number of tokens. The tokens of an answer are
+counted when it is complete.
 """
 
 import os
@@ -15,11 +16,11 @@ from lab.peers.process import main
 
 
 class MistralRs:
-    """One model and its caches, which grow with their requests; see `process.Engine`."""
+    """One model and its caches, which grow with requests; see `process.Engine`."""
 
     def __init__(self, model: str, users: int, context: int, threads: int) -> None:
         os.putenv("RAYON_NUM_THREADS", str(threads))
-        import mistralrs  # type: ignore[import-not-found]  # starts them
+        import mistralrs  # type: ignore[import-not-found]  # starts the threads
 
         self._request = mistralrs.ChatCompletionRequest
         file = mistralrs.Which.GGUF(os.path.dirname(model), os.path.basename(model))
@@ -29,7 +30,7 @@ class MistralRs:
             self._runner = mistralrs.Runner(
                 file, max_seqs=users, prefix_cache_n=0, jinja_explicit=template.name
             )
-        self._running: dict[int, tuple[int, Iterator[Any]]] = {}  # by user, with prompts' tokens
+        self._running: dict[int, tuple[int, Iterator[Any]]] = {}  # user -> (prompt tokens, answer)
 
     def add(self, user: int, prompt: Sequence[int], max_tokens: int) -> None:
         text = text_of(prompt, lambda text: len(self._runner.tokenize_text(text, True, None)))
@@ -52,7 +53,7 @@ class MistralRs:
 
 
 def text_of(prompt: Sequence[int], count_tokens: Callable[[str], int]) -> str:
-    """Text of as many tokens. A letter or a space more is a token more, or none."""
+    """Returns text with as many tokens as `prompt`. Each letter or space adds a token or none."""
     letters = " ".join(ascii_lowercase[token % len(ascii_lowercase)] for token in prompt)
     length = len(prompt)
     while (missing := len(prompt) - count_tokens(letters[:length])) and length < len(letters):

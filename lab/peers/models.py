@@ -1,4 +1,4 @@
-"""The same model in every contestant's format, made once, below var/models."""
+"""Makes a model in every contestant's format, once, below var/models."""
 
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ NAMES = (*SHAPES, *FILES)
 
 
 def random_model(name: str, context_tokens: int = CONTEXT_TOKENS) -> Path:
-    """The folder with our safetensors."""
+    """Returns the folder of a model with random weights, as our safetensors."""
     context = "" if context_tokens == CONTEXT_TOKENS else f"-{context_tokens}"
     folder = MODELS / f"random-{name}{context}"
     if not (folder / "model.safetensors").exists():
@@ -27,7 +27,7 @@ def random_model(name: str, context_tokens: int = CONTEXT_TOKENS) -> Path:
 
 
 def model_folder(name: str) -> Path:
-    """A model of NAMES, of random weights or of those that a package has."""
+    """Returns the folder of a model of NAMES, with random weights or those of a package."""
     if name in SHAPES:
         return random_model(name, LONG_TOKENS)
     folder = MODELS / name
@@ -37,7 +37,7 @@ def model_folder(name: str) -> Path:
 
 
 def gguf_model(folder: Path, type_name: str) -> Path:
-    """Types of llama.cpp's alone are made by its own quantiser, which has to be installed."""
+    """Returns the model's GGUF file. Types of llama.cpp alone need its quantiser installed."""
     file = folder.with_name(f"{folder.name}.{type_name}.gguf")
     if file.exists():
         return file
@@ -58,7 +58,7 @@ def gguf_model(folder: Path, type_name: str) -> Path:
 
 
 def openvino_model(folder: Path, quantization: str) -> Path:
-    """Returns the folder that OpenVINO's exporter makes, with its own choice of groups."""
+    """Returns the folder that OpenVINO's exporter makes. The exporter chooses the group size."""
     target = folder.with_name(f"{folder.name}.openvino-{quantization}")
     if target.exists():
         return target

@@ -1,6 +1,6 @@
 """OpenVINO GenAI as a peer: its continuous batching pipeline, without its server.
 
-Runs in the environment that `install` made, on a model that its own exporter compressed.
+Runs in the environment that `install` made, on a model that OpenVINO's exporter compressed.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""llama.cpp's own server, from a package that carries it compiled: run in its environment.
+"""Runs llama.cpp's own server from a package that has it compiled, in the package's environment.
 
 Without a model it prints the package's version.
 """
@@ -30,7 +30,7 @@ def main() -> None:
         params.model_alias = {arguments.alias}
     params.endpoint_metrics = arguments.metrics
     params.cache_prompt, params.cache_ram_mib, params.ui = False, 0, False
-    server = xllamacpp.Server(params)  # kept: it ends with the object
+    server = xllamacpp.Server(params)  # the server ends with this object
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     del server
 

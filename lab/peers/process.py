@@ -2,8 +2,8 @@
 
 The parent writes one JSON object a line to standard input: `{"prompts": [[[id, …], …], …],
 "max_tokens": n}`, where `prompts[user]` are the requests that this user sends one after the other.
-The answer is a line `{"first_s": s, "seconds": s, "tokens": n}`, where `first_s` is the time to the
-first token of all. Between lines the process sleeps in a read.
+The answer is a line `{"first_s": s, "seconds": s, "tokens": n}`, where `first_s` is the time until
+the first token of any user. Between lines the process sleeps in a read.
 """
 
 import argparse
@@ -17,18 +17,18 @@ from typing import Any, Protocol
 
 
 class Engine(Protocol):
-    """A peer with continuous batching; every answer is greedy and ignores EOS."""
+    """A peer with continuous batching. Its answers are greedy and ignore EOS."""
 
     def add(self, user: int, prompt: Sequence[int], max_tokens: int) -> None:
-        """Send a request. A user has one at a time."""
+        """Add a request. A user has one at a time."""
 
     def step(self) -> tuple[int, list[int]]:
-        """Compute once: how many new tokens there are, and the users whose answer is complete."""
+        """Compute a step. Returns the number of new tokens, and the users whose answers ended."""
 
 
 def main(about: dict[str, Any], make_engine: Callable[..., Engine], **options: Any) -> None:
-    """A peer's command: `MODEL` and `options` with their defaults are what makes its engine.
-    Without a model it says `about` itself."""
+    """Runs a peer's command, which makes the engine from `MODEL` and `options`, given here with
+    their defaults. Without a model it prints `about`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?")
     for name, default in options.items():
@@ -41,10 +41,10 @@ def main(about: dict[str, Any], make_engine: Callable[..., Engine], **options: A
 
 
 def serve(make_engine: Callable[[], Engine], about: dict[str, Any]) -> None:
-    """Answer the parent until it closes standard input. The first line says `about` the peer, and
-    comes once the engine is made."""
+    """Answers the parent until it closes standard input. The first line is `about`; it comes when
+    the engine is ready."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the peer's libraries print
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the peer's libraries may print
     engine = make_engine()
     print(json.dumps(about), file=answers)
     for line in sys.stdin:
@@ -55,7 +55,7 @@ def serve(make_engine: Callable[[], Engine], about: dict[str, Any]) -> None:
 def run(
     engine: Engine, prompts: Sequence[Sequence[Sequence[int]]], max_tokens: int
 ) -> dict[str, Any]:
-    """A closed loop: a user's next request is there when its last answer is complete."""
+    """Runs a closed loop: a user's next request is sent when its last answer is complete."""
     waiting = [deque(requests) for requests in prompts]
     num_tokens = 0
     first_s = None

@@ -1,4 +1,4 @@
-"""Results of `bench-peers` so far: kept as lines of JSON, shown as a table and as a chart."""
+"""Keeps the results of `bench-peers` as lines of JSON, and shows them as a table and a chart."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ OURS_COLOUR, PEER_COLOUR = "#2f6f4f", "#9aa5b1"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A model, how coarse its weights are and a load: what is compared with each other."""
+    """A model, its quantisation and a load. Contestants are compared within a cell."""
 
     model: str
     quantization: str
@@ -28,8 +28,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A contestant's tokens/s, turn by turn; none of one that did not run, for the reason that
-    `about` says."""
+    """A contestant's tokens/s in each turn. `rates` is empty if it did not run; `about` then says
+    why."""
 
     name: str
     about: str
@@ -42,7 +42,7 @@ class Measurement:
 
 
 def rows(cell: Cell, measured: Sequence[Measurement]) -> list[str]:
-    """Lines of a table below `HEAD`."""
+    """Returns the cell's lines of a table below `HEAD`."""
     ours, lines = measured[0], []
     for each in measured:
         ratio = "" if each is ours else _ratio(ours, each)
@@ -52,7 +52,7 @@ def rows(cell: Cell, measured: Sequence[Measurement]) -> list[str]:
 
 
 def keep(cell: Cell, machine: str, measured: Sequence[Measurement]) -> str:
-    """Add a cell to the results, in place of an older measurement of it. Its part of the table."""
+    """Adds a cell to the results, in place of older ones of it. Returns its part of the table."""
     results = [entry for entry in _results() if entry["cell"] != asdict(cell)]
     entry = {
         "cell": asdict(cell),
@@ -65,7 +65,7 @@ def keep(cell: Cell, machine: str, measured: Sequence[Measurement]) -> str:
 
 
 def table() -> str:
-    """Everything that is kept, as Markdown, with the machines it was measured on."""
+    """Returns all results as Markdown, with the machines they were measured on."""
     entries = _results()
     machines = sorted({entry["machine"] for entry in entries})
     peers = {
@@ -80,7 +80,7 @@ def table() -> str:
 
 
 def chart() -> str:
-    """Returns an SVG: bars of tokens/s; within a cell they share a scale."""
+    """Returns an SVG with bars of tokens/s. The bars of a cell share a scale."""
     marks: list[str] = []
     y = CELL_GAP
     for entry in _results():
@@ -112,7 +112,7 @@ def _bar(each: Measurement, most: float, y: int) -> Iterator[str]:
 
 
 def _ratio(ours: Measurement, other: Measurement) -> str:
-    """Ratio of the medians, and the range of the ratios of each turn; nothing without turns."""
+    """Returns the ratio of the medians and the range of the turns' ratios; empty without turns."""
     if not other.rates:
         return ""
     turns = [mine / its for mine, its in zip(ours.rates, other.rates, strict=True)]

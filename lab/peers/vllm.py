@@ -1,7 +1,6 @@
 """vLLM as a peer: its engine, without its server, in the precision that it chooses itself.
 
-Runs in the environment that `install` made. It has no quantised weights for CPUs that would be
-like ours.
+Runs in the environment that `install` made. It has no quantised weights for CPUs like ours.
 """
 
 from collections.abc import Sequence
@@ -25,8 +24,8 @@ class Vllm:
             )
         )
         self._num_requests = 0
-        self._users: dict[str, int] = {}  # by request
-        self._known: dict[str, int] = {}  # tokens that were counted, by request
+        self._users: dict[str, int] = {}  # users by request
+        self._known: dict[str, int] = {}  # tokens counted so far, by request
 
     def add(self, user: int, prompt: Sequence[int], max_tokens: int) -> None:
         request = str(self._num_requests)
