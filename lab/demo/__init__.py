@@ -1,1 +1,1 @@
-"""Whole systems on one machine: a cluster whose load changes, a model over unequal processes."""
+"""Demos of whole systems on one machine: clusters under changing load, and a split model."""

@@ -1,1 +1,1 @@
-"""A cluster on one machine, to see and to test."""
+"""A cluster on one machine, for demonstration and tests."""

@@ -1,7 +1,7 @@
-"""`python -m lab.demo.cluster`: a cluster on this machine, and a load that doubles and comes back,
-or machines that become slower.
+"""Runs a cluster on this machine under a load that doubles and falls again, or on machines that
+become slower: `python -m lab.demo.cluster`.
 
-What follows the load, and how well, is printed period by period, and judged at the end.
+Prints for each period how replicas follow the load, and judges the run at the end.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit("--slow-machine holds processes of this machine; leave out --actuator ray.")
     story, is_local = _story(options), options.slow_machine or options.actuator == "local"
     logging.basicConfig(level=logging.WARNING)
-    # SIGTERM ends it as Ctrl-C does: in order, with all that it started.
+    # SIGTERM ends the demo like Ctrl-C: in order, with all processes that it started.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     folder = Path(tempfile.mkdtemp(prefix="hearth-demo-"))
     print(f"{story.end_s / 60:.1f} minutes; logs in {folder}", flush=True)
@@ -74,11 +74,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _within(least: float, most: float) -> Callable[[str], float]:
-    """A number within bounds, for argparse."""
+    """Returns a reader of numbers within bounds, for argparse."""
 
     def number(text: str) -> float:
         value = float(text)
-        if not least <= value <= most:  # NaN is not
+        if not least <= value <= most:  # also refuses NaN
             raise argparse.ArgumentTypeError(f"{text[:50]} is not between {least:g} and {most:g}")
         return value
 

@@ -1,4 +1,4 @@
-"""Writes what the controller reads: the cluster's file and the optimizer's document."""
+"""Writes the cluster's file and the optimizer's document, which the controller reads."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ SPEED_KEYS = ("decodeParms", "prefillParms", "serviceCurve")
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the demo's processes listen, on loopback."""
+    """The ports on loopback on which the demo's processes listen."""
 
     optimizer: int
     proxy: int
@@ -26,7 +26,7 @@ class Addresses:
 def write_cluster(
     folder: Path, story: Story, actuator: dict[str, Any], addresses: Addresses
 ) -> Path:
-    """Returns the path of the cluster's file, for `python -m cluster`."""
+    """Writes both files. Returns the path of the cluster's file, for `python -m cluster`."""
     write_whole(folder / "system.json", json.dumps({"system": _system(story)}, indent=1))
     server: dict[str, Any] = {"settings": story.backend.settings}
     if story.backend.model is not None:
@@ -48,7 +48,7 @@ def write_cluster(
         "servers": {SERVER: server},
         "accelerators": {ACCELERATOR: {"resources": {"CPU": 1}}},
     }
-    write_whole(path, json.dumps(keys, indent=1))  # YAML has JSON within it
+    write_whole(path, json.dumps(keys, indent=1))  # JSON is valid YAML
     return path
 
 

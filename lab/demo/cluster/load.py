@@ -1,7 +1,7 @@
-"""Requests through the proxy at random times, however long the answers take.
+"""Sends requests through the proxy at random times, in an open loop.
 
-A thread draws when the next one is due and hands it to one of a pool: those that wait for their
-answers do not keep others from being sent, up to MAX_PRESENT.
+A thread draws when the next request is due and hands it to a pool of threads, so that up to
+MAX_PRESENT requests can wait for answers while others are sent.
 """
 
 import http.client
@@ -15,15 +15,15 @@ from random import Random
 
 HOST = "127.0.0.1"
 MAX_PRESENT = 256
-TIMEOUT_S = 120.0  # longer than a request waits for a start, and its answer
+TIMEOUT_S = 120.0  # longer than a replica's start and an answer together
 JOIN_S = 2 * TIMEOUT_S
 DATA, DONE = b"data: ", b"data: [DONE]"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as its client saw it, in seconds after the load began. `fault` is empty where the
-    answer came whole: with all its tokens, and its end said."""
+    """A request as its client saw it, in seconds since the load began. `fault` is empty if the
+    answer was complete: with all its tokens and a proper end."""
 
     began_s: float
     ended_s: float
@@ -39,8 +39,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What every client asks. The prompt has at least as many bytes as the answer has tokens,
-    which an echo of bytes needs."""
+    """The request that every client sends. The prompt has as many bytes as the answer has tokens,
+    because the mock echoes bytes."""
 
     port: int
     token: str
@@ -60,12 +60,12 @@ class Request:
 
 
 class Load:
-    """Its owner calls `end`; `asked` grows by appending only: any thread may read it."""
+    """A running load. Its owner calls `end`. Any thread may read `asked`, which only grows."""
 
     def __init__(
         self, request: Request, rate_at: Callable[[float], float], most_per_s: float, seed: int
     ) -> None:
-        """`rate_at`: requests a second at a time of the load, never more than `most_per_s`."""
+        """`rate_at` gives the requests per second at a time, never more than `most_per_s`."""
         self._request, self._rng = request, Random(seed)
         self._rate_at, self._most_per_s = rate_at, most_per_s
         self.asked: list[Asked] = []
@@ -81,7 +81,7 @@ class Load:
         return time.monotonic() - self._start_s
 
     def end(self) -> None:
-        """Returns when all that was sent is answered."""
+        """Stop sending. Returns when all requests are answered."""
         self._must_end.set()
         self._thread.join(JOIN_S)
         self._pool.shutdown()
@@ -93,7 +93,7 @@ class Load:
             if self._must_end.wait(max(0.0, due_s - self.now_s)):
                 return
             if self._rng.random() * self._most_per_s >= self._rate_at(due_s):
-                continue  # a Poisson process is thinned to one of a lower rate
+                continue  # thins the Poisson process to a lower rate
             self.num_sent += 1
             self._pool.submit(self._send, self.num_sent)
 
@@ -112,19 +112,19 @@ class Load:
                 fault = f"{response.status}: {response.read(200).decode(errors='replace')}"
             else:
                 times_s, fault = self._read(response)
-        except Exception as error:  # also an odd event: no request goes uncounted
+        except Exception as error:  # even for an odd event, so that every request is counted
             fault = repr(error)
         finally:
             client.close()
         self.asked.append(_asked(began_s, self.now_s, times_s, fault, self._request.out_tokens))
 
     def _read(self, response: http.client.HTTPResponse) -> tuple[list[float], str]:
-        """When the pieces of text came, and what is wrong with their end."""
+        """Returns the arrival times of the events, and the fault of the stream; empty if none."""
         times_s: list[float] = []
         reason = None
         while line := response.readline():
             if line.startswith(DONE):
-                response.read()  # to the end of the body: else we would have gone before it
+                response.read()  # up to the body's end, so as not to disconnect before it
                 return times_s, "" if reason == "length" else f"it ended by {reason}"
             if not line.startswith(DATA):
                 continue

@@ -1,5 +1,5 @@
-"""Where the demo's replicas run: Ray nodes, or processes of this machine. What runs there when the
-demo ends, ends with it."""
+"""Places for the demo's replicas: Ray nodes, or processes of this machine. The replicas end with
+the demo."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +15,13 @@ from lab.demo.cluster.story import MAX_REPLICAS
 from lab.kit.ray_nodes import RayNodes, ray_nodes
 
 NUM_NODES = 3
-# Room for a replica more than a node's, so that those of a lost node find a place.
+# Each node has room for another replica, so that the replicas of a lost node find a place.
 CPUS_OF_NODE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`actuator` is what the cluster's file says of it; `folder` is that of local replicas."""
+    """Where replicas run. `actuator` is for the cluster's file; `folder` has local replicas."""
 
     actuator: dict[str, Any]
     nodes: RayNodes | None = None
@@ -48,7 +48,7 @@ def local_place(folder: Path) -> Iterator[Place]:
 
 
 def node_with_replica(nodes: RayNodes, urls: set[str]) -> tuple[int, set[str]]:
-    """The first node that has one of these replicas, and all of them that it has."""
+    """Returns the first node with any of these replicas, and its replicas. Raises LookupError."""
     for index in range(len(nodes)):
         here = urls & _listening(nodes.processes(index), urls)
         if here:

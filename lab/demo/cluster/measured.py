@@ -1,5 +1,5 @@
-"""How fast a replica is that is held to its share: closed loops by `python -m benchmarking`, on one
-replica alone, and its fit. One thread."""
+"""Measures how fast a replica limited to its share of a core is, with closed loops by `python -m
+benchmarking` on one replica, and a fit. One thread."""
 
 import json
 import os
@@ -17,15 +17,15 @@ from lab.demo.cluster.processes import HOST, DemoFailed, until
 from lab.demo.cluster.story import ACCELERATOR, MODEL_NAME, Story
 from lab.kit.shares import choose_limiter, hold_process
 
-# Each loop takes some seconds.
+# Requests of each closed loop, which takes some seconds.
 REQUESTS_BY_USERS = {1: 48, 2: 64, 3: 80, 4: 80, 6: 96, 8: 96}
-LOAD = 0.75  # of what a replica answers at most: one suffices, but not after it lost 30 %
+LOAD = 0.75  # share of a replica's highest rate: one suffices, but not after it lost 30 %
 START_S, END_S, MEASURE_S = 120.0, 30.0, 300.0
 
 
 def measured(story: Story, folder: Path, rate_per_s: float | None = None) -> Story:
-    """The story with the performance data of one replica, and a load that one suffices for if none
-    is given. Raises DemoFailed."""
+    """Returns the story with one replica's performance data and the given load, by default one that
+    a replica can serve. Raises DemoFailed."""
     if story.shares is None:
         raise ValueError("A story without shares holds no replica that could be measured.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,14 +54,14 @@ def _measure(url: str, tokens: int, folder: Path) -> None:
     rows = [f"{MODEL_NAME},{tokens},{tokens},{n},{u}" for u, n in REQUESTS_BY_USERS.items()]
     write_whole(folder / "rows.csv", "\n".join([heading, *rows]))
     config = {"model_configs_path": str(folder / "rows.csv"), "output_files_dir": str(folder)}
-    write_whole(folder / "config.yaml", json.dumps(config))  # YAML has JSON within it
+    write_whole(folder / "config.yaml", json.dumps(config))  # JSON is valid YAML
     where = {"BENCHMARK_API_BASE": f"{url}/v1"}
     benchmarking(["run", "--run-name", "loops", str(folder / "config.yaml")], where)
     benchmarking(["fit", "--accelerator", ACCELERATOR, str(folder / "loops")], {})
 
 
 def benchmarking(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Runs `python -m benchmarking`. Raises DemoFailed with its last words."""
+    """Runs `python -m benchmarking`. Raises DemoFailed with the end of its output."""
     command = [sys.executable, "-m", "benchmarking", *arguments]
     ended = subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""Draws a run as SVG: load, replicas with decisions, and latencies beside their service levels."""
+"""Draws a run as SVG: load, replicas with decisions, and latencies with their service levels."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from lab.demo.cluster.verdict import Run
 
 INCHES, DPI = (7.2, 8.0), 200
-# Told apart by people who do not see red or green as others do (Okabe and Ito, 2008).
+# Colours that people with colour blindness can tell apart (Okabe and Ito, 2008).
 BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
 
-_Points = Iterable[tuple[float, float | None]]  # (seconds, milliseconds if there are any)
+_Points = Iterable[tuple[float, float | None]]  # (seconds, milliseconds or None)
 
 
 def draw(run: Run, path: Path) -> None:
@@ -58,7 +58,7 @@ def _draw_replicas(axes: Axes, run: Run) -> None:
 
 def _draw_latency(axes: Axes, asked: _Points, predicted: _Points, level_ms: float) -> None:
     at_s, measured_ms = _known(asked)
-    # Thousands of points: as an image within the SVG, which would be ten times as large otherwise.
+    # Thousands of points are drawn as an image, or the SVG would be ten times as large.
     axes.plot(
         at_s, measured_ms, ".", color=BLUE, markersize=3, label="each request", rasterized=True
     )

@@ -1,5 +1,5 @@
-"""Plays the story: services, load, what happens to the machines meanwhile. One thread, and those of
-the load."""
+"""Plays the story: runs services and load, and kills or slows machines meanwhile. One thread, and
+the load's threads."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,19 +20,19 @@ from lab.demo.cluster.watch import Row, Watch, ready_urls, state_of
 from lab.kit.shares import HeldReplicas, choose_limiter
 
 FIRST_REPLICA_S = 120.0
-KILL_AT = 0.6  # of the time with twice the load
+KILL_AT = 0.6  # share of the busy periods before a node is killed
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`kills`: a node of Ray, under load."""
+    """`kills` says whether to kill a Ray node under load."""
 
     folder: Path
     kills: bool = False
 
 
 def play(story: Story, place: Place, options: Options, tell: Callable[[Row], None]) -> Run:
-    """Raises DemoFailed."""
+    """Plays the story, and tells each row. Raises DemoFailed."""
     with (
         running_services(
             options.folder, partial(write_cluster, options.folder, story, place.actuator)
@@ -59,14 +59,14 @@ def play(story: Story, place: Place, options: Options, tell: Callable[[Row], Non
 
 
 def wait_for_service(addresses: Addresses) -> None:
-    """Until the proxy has found the first replica. Raises DemoFailed."""
+    """Waits until the proxy has found the first replica. Raises DemoFailed."""
     proxy_url = addresses.url(addresses.proxy)
     until(lambda: answers_ok(f"{proxy_url}/ready"), FIRST_REPLICA_S, "the first replica")
 
 
 @contextmanager
 def _holding(story: Story, place: Place) -> Iterator[Callable[[set[str], float], None]]:
-    """What holds the replicas that are ready to their share of that moment."""
+    """Yields a function that limits replicas, given by URL, to their share at a moment."""
     shares, folder = story.shares, place.folder
     if shares is None or folder is None:
         yield lambda _urls, _at_s: None
@@ -82,7 +82,7 @@ def _holding(story: Story, place: Place) -> Iterator[Callable[[set[str], float],
 
 
 def _strays(audit: Path, dead: set[str]) -> int:
-    """Requests that broke, by the proxy's own record, on none of the dead replicas."""
+    """Counts the requests that the proxy records as broken on other replicas than `dead`."""
     addresses = [urlsplit(url).netloc for url in dead]
     lines = [line for line in audit.read_text().splitlines() if line.startswith("{")]
     broken = [line for line in lines if json.loads(line).get("outcome") != "complete"]

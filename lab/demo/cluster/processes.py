@@ -1,4 +1,4 @@
-"""The optimizer, the proxy and the controller as processes that end with their parent."""
+"""Runs the optimizer, the proxy and the controller as processes that end with their parent."""
 
 import os
 import secrets
@@ -31,8 +31,8 @@ def running_services(
     write_cluster: Callable[[Addresses], Path],
     proxy_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[tuple[Addresses, str]]:
-    """Where they listen, and a token for the proxy. `write_cluster` returns the cluster's file.
-    Raises DemoFailed."""
+    """Yields the services' addresses and a token for the proxy. `write_cluster` writes the
+    cluster's file and returns its path. Raises DemoFailed."""
     addresses = Addresses(*_free_ports(3))
     secret = secrets.token_hex(32)
     token = _token(secret)
@@ -63,7 +63,7 @@ def running_services(
 
         start("optimizer", addresses.optimizer, optimizer)
         start("cluster", addresses.controller, {}, str(cluster_file))
-        # The actuator writes the file when it has found its machines; the proxy wants to read it.
+        # The actuator writes this file when it has found its machines; the proxy must read it.
         until(lambda: (folder / "upstreams.yaml").exists(), START_S, "the upstreams file")
         start("proxy", addresses.proxy, proxy)
         yield addresses, token
@@ -82,7 +82,7 @@ def until(holds: Callable[[], object], timeout_s: float, what: str) -> None:
 def _running(
     command: Sequence[str], log_path: Path, variables: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """In a session of its own: Ctrl-C is for the demo, which ends it in its turn."""
+    """Runs a process in its own session: Ctrl-C reaches only the demo, which ends the process."""
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", *command],

@@ -1,4 +1,4 @@
-"""The demo's table and verdict as text."""
+"""Formats the demo's table and verdict as text."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What the demo plays: how fast a replica is, what comes, and when. Immutable: any thread."""
+"""The stories that the demo plays: replicas' speed, and load over time. Immutable: any thread."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,15 +11,15 @@ MODEL_NAME = "hearth-tiny"
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """How a replica is run and, as the optimizer's document says it before anything was measured,
-    how fast it is."""
+    """How a replica is run, and the speed that the optimizer's document gives it before anything is
+    measured."""
 
     settings: dict[str, str]
     perf: dict[str, Any]
     model: str | None = None
 
 
-# A step of the mock takes 25 ms, however many rows there are.
+# A step of the mock takes 25 ms for any number of rows.
 MOCK = Backend(
     {"MOCK_MODEL": "1", "MOCK_TOKENS_PER_SECOND": "40", "MODEL_NAME": MODEL_NAME},
     {
@@ -30,7 +30,7 @@ MOCK = Backend(
 
 
 class Shares(NamedTuple):
-    """Of a core, that each replica is held to until the middle of the story, and from then on."""
+    """Shares of a core that each replica gets before and after the machines become slower."""
 
     before: float
     after: float
@@ -38,15 +38,15 @@ class Shares(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Load for some periods, `growth` times as much for some, then as before.
+    """A load for some periods, `growth` times that load for some, then the first load again.
 
-    What is planned for is a mean, what is attained is each request's: so the first is less.
+    `planned_ttft_ms` is a mean, while every request must attain `slo_ttft_ms`, so it is lower.
     """
 
     backend: Backend = MOCK
     growth: float = 2.0
     shares: Shares | None = None
-    period_s: float = 10.0  # a replica of Ray takes most of 5 s to start
+    period_s: float = 10.0  # a replica on Ray takes nearly 5 s to start
     rate_per_s: float = 11.0
     user_rows: int = 25
     out_tokens: int = 40
@@ -84,12 +84,12 @@ class Story:
         return self.rate_per_s * max(self.growth, 1.0)
 
     def rate_at(self, at_s: float) -> float:
-        """Requests a second."""
+        """Returns the requests per second."""
         return self.rate_per_s * (self.growth if self.rise_s <= at_s < self.fall_s else 1)
 
 
-# The same load all the time, on replicas that are slower by 30 % from `rise_s` on. How fast one is
-# is measured first, and the load follows from it.
+# Constant load on replicas that are 30 % slower from `rise_s` on. The speed of a replica is
+# measured first, and determines the load.
 SLOW_MACHINE = Story(
     backend=Backend({"MODEL_NAME": MODEL_NAME}, {}),
     growth=1.0,

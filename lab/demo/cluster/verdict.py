@@ -1,4 +1,4 @@
-"""The results of a run, and which of them meet their targets. Pure."""
+"""Computes the results of a run, and which of them meet their targets. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ LEAST_ATTAINED = 0.95
 WHOLE_WITHIN_S = 30.0
 MIN_REPLICAS = 1
 LARGEST_ERROR, WITHIN_CYCLES = 0.15, 10
-LEAST_CYCLES = 5  # for a mean error
+LEAST_CYCLES = 5  # fewest cycles for a mean error
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`killed_s`: when a node was; `strays`: failed requests that were on no killed node."""
+    """`killed_s` is when a node was killed; `strays` counts failed requests on other nodes."""
 
     story: Story
     asked: Sequence[Asked]
@@ -46,7 +46,7 @@ def failed(run: Run) -> list[Asked]:
 
 
 def periods_to_follow(run: Run) -> float | None:
-    """From the rise until all replicas of the first larger plan were ready."""
+    """Returns the periods from the rise until the first larger plan was ready; None if never."""
     story = run.story
     before = next((look.desired for look in reversed(run.looks) if look.at_s < story.rise_s), 0)
     busy = [look for look in run.looks if story.rise_s <= look.at_s < story.fall_s]
@@ -58,8 +58,8 @@ def periods_to_follow(run: Run) -> float | None:
 
 
 def cycles_to_predict(run: Run) -> tuple[int, tuple[float, float]] | None:
-    """Cycles from the rise until the predictions of all later ones are near enough on average, and
-    how far off those are: of TTFT and ITL, relative to what was measured."""
+    """Returns the number of cycles after the rise from which on predictions are near enough on
+    average, and their mean relative errors of TTFT and ITL; None if they never are."""
     later = [row for row in run.rows if row.at_s > run.story.rise_s]
     for number in range(len(later)):
         errors = [each for row in later[number:] if (each := _errors(row)) is not None]
@@ -72,7 +72,7 @@ def cycles_to_predict(run: Run) -> tuple[int, tuple[float, float]] | None:
 
 
 def _errors(row: Row) -> tuple[float, float] | None:
-    """Of TTFT and of ITL; None where nothing was predicted."""
+    """Returns the relative errors of TTFT and ITL; None without predictions."""
     if not (row.ttft_ms and row.itl_ms and row.predicted_ttft_ms and row.predicted_itl_ms):
         return None
     return (
@@ -82,9 +82,9 @@ def _errors(row: Row) -> tuple[float, float] | None:
 
 
 def most_changes(run: Run) -> int:
-    """Within one stabilisation window."""
+    """Returns the most changes of the plan within one stabilisation window."""
     changed_s = [row.at_s for row in run.rows if row.has_changed]
-    # A look comes some time after its cycle.
+    # Rows come some time after their cycles.
     window_s = run.story.stabilization_s - run.story.period_s / 2
     return max((sum(0 <= at_s - each < window_s for at_s in changed_s) for each in changed_s),
                default=0)  # fmt: skip
@@ -152,7 +152,7 @@ def _back(run: Run) -> Finding:
 
 
 def _whole_again(run: Run) -> Finding:
-    """Ready as planned, after a look that saw fewer."""
+    """Finds when all planned replicas were ready again after some were missing."""
     after = [look for look in run.looks if run.killed_s is not None and look.at_s > run.killed_s]
     hole = next((n for n, look in enumerate(after) if look.ready < look.desired), None)
     if hole is None or run.killed_s is None:

@@ -1,4 +1,4 @@
-"""What the controller says, looked at a few times a second: a row for each of its cycles."""
+"""Polls the controller's state a few times a second, and makes a row for each of its cycles."""
 
 import json
 import time
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How many replicas there were to be, and were, at a moment of the load."""
+    """The numbers of planned and ready replicas at a moment of the load."""
 
     at_s: float
     desired: int
@@ -26,8 +26,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A period, up to one cycle: means of what the replicas measured, and what was predicted of
-    them. `attained` is of the clients' requests that ended in it; None if there were none."""
+    """The period up to a cycle: the replicas' mean latencies, measured and predicted. `attained` is
+    the share of requests ended in the period that met their levels; None without requests."""
 
     at_s: float
     offered_per_s: float
@@ -43,7 +43,7 @@ class Row:
 
 
 class Watch:
-    """Its owner's thread. `looks` and `rows` grow."""
+    """Watches a run. Owner's thread only. `looks` and `rows` grow."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Watch:
         story: Story,
         see: Callable[[set[str], float], None] = lambda _urls, _at_s: None,
     ) -> None:
-        """`see` is told at every look which replicas are ready, and when that is."""
+        """`see` gets the URLs of ready replicas, and the time, at every look."""
         self._url, self._load, self._story, self._see = controller_url, load, story, see
         self._cycle = 0
         self._before_s = 0.0
@@ -60,7 +60,7 @@ class Watch:
         self.rows: list[Row] = []
 
     def until(self, end_s: float, tell: Callable[[Row], None]) -> None:
-        """Up to a moment of the load."""
+        """Watch until a moment of the load."""
         while self._load.now_s < end_s:
             self._look(tell)
             time.sleep(LOOK_S)
@@ -100,7 +100,7 @@ class Watch:
 
 
 def state_of(controller_url: str) -> Json:
-    """`GET /state`."""
+    """Returns the answer of `GET /state`."""
     state: Json = json.loads(fetch(f"{controller_url}/state", PROBE))
     return state
 
@@ -110,7 +110,7 @@ def ready_urls(state: Json) -> set[str]:
 
 
 def attainment(asked: Sequence[Asked], story: Story) -> float | None:
-    """The part of these requests that met both levels; what was lost met none."""
+    """Returns the share of requests that met both levels, as no lost one did; None without any."""
     if not asked:
         return None
     return sum(each.meets(story.slo_ttft_ms, story.slo_itl_ms) for each in asked) / len(asked)

@@ -1,1 +1,1 @@
-"""Engines of three projects behind one address, for a day."""
+"""A demo of three projects' engines behind one address, for a simulated day."""

@@ -1,10 +1,10 @@
-"""`make fleet-demo`: Hearth, llama.cpp's server and vLLM behind one address, each with a model of
-its own, for a day of ten minutes with a night.
+"""Runs Hearth, llama.cpp's server and vLLM behind one address, each with a model of its own, for a
+day of ten minutes with a night: `make fleet-demo`.
 
-One replica of each engine is measured first, and the plan is made of that. Then each server is
-asked along its own hours: the controller starts replicas as they are needed, and lets servers go to
-0 where nobody asks. Judged in the end: levels, lost requests, and the cost beside as many replicas
-all day as the peak needs. Time it alone.
+First, one replica of each engine is measured for the plan. Then each server gets requests in its
+own hours. The controller starts replicas as they are needed, and scales servers to 0 that get no
+requests. At the end the demo judges service levels, lost requests, and the cost compared with
+running the peak's replicas all day. Let nothing else run meanwhile.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Writes what the controller reads: the cluster's file and the optimizer's document."""
+"""Writes the cluster's file and the optimizer's document, which the controller reads."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from common.files import write_whole
 from lab.demo.cluster.files import SPEED_KEYS, Addresses
 from lab.demo.fleet.members import OUT_TOKENS, Member
 
-ACCELERATOR = "share"  # of a core
+ACCELERATOR = "share"  # a share of a core
 PLANNED_TTFT_MS, PLANNED_ITL_MS = 400.0, 60.0
 IDLE_S = 30.0
 
@@ -17,7 +17,7 @@ IDLE_S = 30.0
 def write_fleet(
     folder: Path, members: Sequence[Member], period_s: float, addresses: Addresses
 ) -> Path:
-    """Returns the path of the cluster's file, for `python -m cluster`."""
+    """Writes both files. Returns the path of the cluster's file, for `python -m cluster`."""
     write_whole(folder / "system.json", json.dumps({"system": _system(members)}, indent=1))
     most = sum(each.most_replicas for each in members)
     keys = {
@@ -41,7 +41,7 @@ def write_fleet(
         "accelerators": {ACCELERATOR: {"resources": {"CPU": 1}}},
     }
     path = folder / "cluster.yaml"
-    write_whole(path, json.dumps(keys, indent=1))  # YAML has JSON within it
+    write_whole(path, json.dumps(keys, indent=1))  # JSON is valid YAML
     return path
 
 

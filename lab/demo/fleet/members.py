@@ -1,4 +1,4 @@
-"""The servers of the fleet, one an engine, and when each is asked. Immutable: any thread."""
+"""The servers of the fleet, one per engine, and their hours. Immutable: any thread."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,18 @@ from lab.models.gguf_file import make_gguf
 from lab.peers.install import PREBUILT_LLAMA, VLLM, NotInstalled, install
 
 OUT_TOKENS = 40
-SPREAD = 1 / 6  # standard deviation of a day's requests, in hours of its server
+SPREAD = 1 / 6  # standard deviation of request times, as a share of the server's hours
 TEMPORARY = "temporary"  # vLLM's sockets and files, which it leaves when it is killed
-CONTEXT_TOKENS = 128  # of a row
+CONTEXT_TOKENS = 128  # context of a row
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A server of the system; its model has its name. `keys`: its part of the cluster's file.
+    """A server of the system and its model, of one name. `keys` is its part of the cluster's file.
 
-    `share`: of a core, that each replica is held to once it is ready: small enough that two of
-    each, one of them starting, and the services fit on two cores. `dawn` and `dusk`: shares of the
-    day between which it is asked."""
+    `share` is the share of a core that each replica gets once it is ready. It is so small that two
+    replicas of each server, one of them starting, and the services fit on two cores. Requests come
+    between `dawn` and `dusk`, as shares of the day."""
 
     name: str
     title: str
@@ -38,14 +38,14 @@ class Member:
     peak_per_s: float = 0.0
 
     def rate_at(self, at_s: float, day_s: float) -> float:
-        """Requests a second: a bell with its peak at noon, whose ends are cut at dawn and dusk."""
+        """Returns the requests per second: a bell curve that peaks at noon, cut at dawn and dusk."""
         part = (at_s / day_s - self.dawn) / (self.dusk - self.dawn)
         from_noon = (part - 0.5) / SPREAD
         return self.peak_per_s * math.exp(-(from_noon**2) / 2) if 0 < part < 1 else 0.0
 
 
 def members(folder: Path, tell: Any = print) -> Sequence[Member]:
-    """The engines that are installed, or install, each with the embedded model's weights."""
+    """Returns a server for each engine that is or can be installed, all with the embedded model."""
     found = [
         Member("chat", "Hearth", {"settings": {"MODEL_NAME": "chat"}}, 0.1, 0.0, 0.7),
     ]
@@ -59,7 +59,7 @@ def members(folder: Path, tell: Any = print) -> Sequence[Member]:
         "command": f"{words} --users {{rows}} --context {CONTEXT_TOKENS} --metrics",
     }
     (folder / TEMPORARY).mkdir()
-    # The community build's own command does not start: it asks for the version of another package.
+    # The build's own command does not start, because it asks for another package's version.
     words = f"{VLLM.python} -m vllm.entrypoints.openai.api_server --model {{model}}"
     vllm = {
         "engine": "vllm",

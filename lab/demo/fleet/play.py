@@ -1,4 +1,4 @@
-"""Plays the day: services, a load for each server, and looks at how many replicas there are."""
+"""Plays the day: runs services and a load for each server, and counts replicas."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,14 @@ from lab.demo.fleet.members import OUT_TOKENS, Member
 from lab.kit.shares import HeldReplicas, choose_limiter
 
 LOOK_S, TELL_S = 0.25, 15.0
-PERIOD_S = 5.0  # of the controller
-START_SHARE = 0.8  # of a core; vLLM's start takes half a minute of one
+PERIOD_S = 5.0  # the controller's
+START_SHARE = 0.8  # of a core; vLLM's start takes half a minute of a whole one
 QUEUE_TIMEOUT_S = 90  # in the proxy, so that requests wait for a start
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Replicas at a moment of the day by server: all that run, and those that are ready."""
+    """The numbers of running and of ready replicas by server, at a moment of the day."""
 
     at_s: float
     running: Mapping[str, int]
@@ -33,7 +33,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What a run showed. `asked` is by server."""
+    """A run of the day. `asked` has the requests by server."""
 
     day_s: float
     members: Sequence[Member]
@@ -48,7 +48,7 @@ def play(
     tell: Callable[[str], None],
     period_s: float = PERIOD_S,
 ) -> Day:
-    """Raises DemoFailed."""
+    """Plays the day. Raises DemoFailed."""
     replicas = folder / "replicas"
     settings = {"QUEUE_TIMEOUT": str(QUEUE_TIMEOUT_S)}
     with ExitStack() as stack:
@@ -86,8 +86,8 @@ def _look(at_s: float, members: Sequence[Member], state: Mapping[str, Any]) -> L
 
 
 def _hold(held: HeldReplicas, members: Sequence[Member], state: Mapping[str, Any]) -> None:
-    """Each to its share, and while it starts to `START_SHARE`: what starts then takes nothing from
-    those that answer, as on a machine of its own."""
+    """Limits each replica to its share, or to `START_SHARE` while it starts. A starting replica
+    then takes nothing from others, as if on a machine of its own."""
     for member in members:
         urls: dict[bool, set[str]] = {True: set(), False: set()}
         for each in state["replicas"]:

@@ -1,5 +1,5 @@
-"""How fast a replica of each engine is that is held to its share: loops by `hearth bench`, on one
-replica alone, their fit, and how many requests it answers within its levels. One thread."""
+"""Measures how fast a replica of each engine is when limited to its share, with loops by `hearth
+bench` on one replica, a fit, and the highest rate within the levels. One thread."""
 
 import json
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ from optimizer.questions.queries import SizeQuery, size
 from optimizer.system import System
 
 START_S = 300.0  # vLLM imports for a minute on a small machine
-SECONDS = 8.0  # of each number of users: at a tenth of a core, few are answered in less
-LOAD = 1.5  # the peak, in what one replica answers within the planned levels, or at all
+SECONDS = 8.0  # per number of users; a tenth of a core answers few requests in less time
+LOAD = 1.5  # the peak over one replica's highest rate within the planned levels, or at all
 
 
 def with_speed(member: Member, folder: Path) -> Member:
-    """The member with its performance data, and a peak that one replica does not suffice for.
-    Raises DemoFailed."""
+    """Measures one replica of a member. Returns the member with its performance data and a peak
+    load that needs more than one replica. Raises DemoFailed."""
     keys = ServerKeys.model_validate(dict(member.keys))
     engine, port = keys.engine_for(OUT_TOKENS), free_port(HOST)
     settings = {**keys.replica_settings, "USER_ROWS": str(member.rows)}
@@ -50,8 +50,8 @@ def with_speed(member: Member, folder: Path) -> Member:
 
 
 def rate_within_levels(perf: Mapping[str, Any], rows: int) -> float | None:
-    """Returns how many requests a second one replica answers within the planned levels, or None
-    where it is too slow for them with a single one."""
+    """Returns the requests per second that one replica answers within the planned levels; None if
+    even a single request misses them."""
     query = {
         "serviceCurve": perf["serviceCurve"],
         "maxBatchSize": rows,
@@ -65,7 +65,7 @@ def rate_within_levels(perf: Mapping[str, Any], rows: int) -> float | None:
 
 
 def _loops(url: str, member: Member, folder: Path) -> Path:
-    """Returns the folder of the run."""
+    """Measures and fits closed loops. Returns the folder of the run."""
     sweep = ["sweep", "--model", member.name, "--tokenizer", member.tokenizer]
     sweep += ["--by", "concurrency", "--max-concurrency", str(member.rows)]
     sweep += ["--input-tokens", str(OUT_TOKENS), "--output-tokens", str(OUT_TOKENS)]

@@ -1,4 +1,4 @@
-"""Whether the day kept its levels, lost nothing, slept, and cost less. Pure."""
+"""Judges whether the day kept its levels, lost no requests, scaled to 0 and cost less. Pure."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -25,18 +25,18 @@ def verdict(day: Day) -> list[Finding]:
 
 
 def replica_s(day: Day) -> float:
-    """Seconds that replicas ran, whether ready or not."""
+    """Returns the sum of all replicas' seconds, ready or not."""
     return sum(seconds(day, each.name, at_zero=False) for each in day.members)
 
 
 def static_peak_s(day: Day) -> float:
-    """Seconds that as many replicas would have run all day as ran at each server's peak."""
+    """Returns the replica seconds if each server had its largest number of replicas all day."""
     most = [max(look.running[each.name] for look in day.looks) for each in day.members]
     return day.day_s * sum(most)
 
 
 def seconds(day: Day, server: str, *, at_zero: bool) -> float:
-    """Of no replicas, or of each that ran."""
+    """Returns the seconds without any replica, or the sum of all replicas' seconds."""
     return sum(
         (later.at_s - look.at_s) * (not count if at_zero else count)
         for look, later, count in _steps(day, server)

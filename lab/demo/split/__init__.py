@@ -1,5 +1,5 @@
-"""A pipeline of processes that serve one model, each with some of its layers and some of a core.
+"""A demo that tunes the split of a model over unequal processes of one machine.
 
-`stage` is a rank of the engine's, `engine` starts and measures them, `lab.kit.shares`
-makes them unequal. It is what `lab.demo.split` tunes where machines are equal.
+The processes form a pipeline; each has some of the model's layers and a share of a core. `stage` is
+one rank, `engine` starts and measures the ranks, `lab.kit.shares` makes them unequal.
 """

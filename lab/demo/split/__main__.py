@@ -1,4 +1,4 @@
-"""`python -m lab.demo.split`: the search for shares, on processes of this machine."""
+"""`python -m lab.demo.split`: searches for the best split over processes of this machine."""
 
 import sys
 
@@ -7,7 +7,7 @@ from lab.kit.servers import exit_on_sigterm
 from weights.errors import DriveError
 
 if __name__ == "__main__":
-    exit_on_sigterm()  # it undoes what it did to the processes
+    exit_on_sigterm()  # so that limits on the processes are removed
     try:
         sys.exit(main())
     except DriveError as error:

@@ -24,18 +24,18 @@ START_TIMEOUT_S, TRIAL_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 300.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The pipeline's load: a single row measures the sum of all stages, as its user feels it; many
-    go round in parts and measure more of the slowest stage, which bounds throughput."""
+    """The pipeline's load. A single row measures the sum of all stages, which its user feels. Many
+    rows run in parts and measure mostly the slowest stage, which bounds throughput."""
 
     rows: int
     seconds: float
 
 
 class PipelineEngine:
-    """A `Driver`, of processes that run and are held to their shares of a core. One thread."""
+    """A `Driver` of ranks that are limited to their shares of a core. One thread."""
 
     def __init__(self, model: Path, shares: list[float], load: Load, limiter: CpuLimiter) -> None:
-        """`shares`: of one core, per rank."""
+        """`shares` has the share of one core of each rank."""
         self._shares, self._load, self._limiter = shares, load, limiter
         self._lines: Queue[str] = Queue()
         self._command = (
@@ -59,7 +59,7 @@ class PipelineEngine:
         self._reader = Thread(target=self._read, name="pipeline-output", daemon=True)
         self._reader.start()
         try:
-            # Limited only now: what is measured is decoding, not imports.
+            # Limit the ranks only now, because imports need not be slow.
             ready = [self._next(START_TIMEOUT_S) for _ in self._shares]
             for share, rank in zip(self._shares, self._ranks, strict=True):
                 self._limiter.limit(share, rank.pid)
@@ -78,7 +78,7 @@ class PipelineEngine:
         self._stop()
 
     def measure(self, layers: Sequence[int], parts: int | None = None) -> float:
-        """Tokens/s with this split, and with steps of so many parts. Raises EngineUnusable."""
+        """Returns tokens/s with this split and with steps in `parts`. Raises EngineUnusable."""
         assert self._ranks[0].stdin is not None
         try:
             self._ranks[0].stdin.write(
@@ -90,7 +90,7 @@ class PipelineEngine:
         return float(self._next(TRIAL_TIMEOUT_S)["tokens_per_s"])
 
     def finish(self, layers: Sequence[int]) -> str:
-        """Nothing is left of it."""
+        """Returns the setting. The pipeline does not keep running."""
         return f"SPLIT={','.join(map(str, layers))}"
 
     def _next(self, timeout_s: float) -> dict[str, Any]:
@@ -111,8 +111,7 @@ class PipelineEngine:
         self._lines.put("")
 
     def _stop(self) -> None:
-        """Let the ranks end by themselves, as the first one's input does; kill those that do
-        not."""
+        """Close the first rank's input, which ends all ranks. Kill ranks that do not end."""
         jobs = self._ranks[0].stdin
         assert jobs is not None
         self._limiter.close()

@@ -1,6 +1,6 @@
-"""One rank of the pipeline: the engine's own, with one thread of the kernels.
+"""Runs one rank of the pipeline, with the engine's own code and one kernel thread.
 
-Rank 0 reads a job a line from its input and writes an answer a line to its output, both JSON.
+Rank 0 reads one job per line from its input and writes one answer per line, both as JSON.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from inference_api.pipeline.runner import PipelineRunner
 from inference_api.pipeline.splits import equal_split
 
 CONTEXT_TOKENS = 64
-SILENCE_S = 3600.0  # between two jobs: whoever measures is not hurried
+SILENCE_S = 3600.0  # longest wait for a job
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Decode `rows` user rows with `layers[rank]` layers per rank, for about `seconds`, in `parts`
-    of a step or, where that is None, as many as are best."""
+    """A measurement: decode `rows` user rows with `layers[rank]` layers per rank for about
+    `seconds`, in steps of `parts` parts; None means the best number of parts."""
 
     layers: list[int]
     rows: int
@@ -78,7 +78,7 @@ def _write_ready(rank: int, num_layers: int) -> None:
 
 
 def _write(message: dict[str, object]) -> None:
-    """In one call: the ranks share the output."""
+    """Writes in one call, because the ranks share the output."""
     os.write(sys.stdout.fileno(), f"{json.dumps(message)}\n".encode())
 
 

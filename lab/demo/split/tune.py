@@ -1,12 +1,12 @@
-"""Find the split of a model over unequal processes by measuring: start, measure, tell, ask again.
+"""Find the best split of a model over unequal processes by measuring.
 
     python -m lab.demo.split
     python -m lab.demo.split --model var/models/random-110m --exhaustive
 
-Three ranks serve the model as a pipeline, held to 100, 50 and 25 % of a core
-(all a little less where there are few cores). It ends when further trials stop paying or after
---trials. --exhaustive then measures every split there is, the best of them again, and the best of
-those in turn with what was found.
+Three ranks serve the model as a pipeline, limited to 100, 50 and 25 % of a core, or less on
+machines with few cores. The search ends when further trials do not pay, or after --trials.
+--exhaustive then measures every split, measures the best of them again, and compares the best
+of these with the split that the search found.
 """
 
 import argparse
@@ -32,9 +32,9 @@ from weights.samplers import choose_sampler
 from weights.service import WeightsService
 from weights.store.sqlite_store import SqliteStore
 
-CORES_FOR_RANKS = 0.85  # of all cores; the rest is for whoever measures
-FINALISTS = 8  # of all splits, by one measurement each
-COMPARISONS = 4  # times the rounds that choose the best of them
+CORES_FOR_RANKS = 0.85  # share of all cores; the rest is for the search itself
+FINALISTS = 8  # best splits by one measurement each, which are measured again
+COMPARISONS = 4  # factor on --rounds in the final comparison
 
 
 def main() -> int:
@@ -52,8 +52,8 @@ def main() -> int:
 
 
 def search(engine: Driver, max_trials: int) -> Layers:
-    """The best split that so many trials find, as `SPLIT=auto` searches; nothing is kept of them.
-    Raises DriveError."""
+    """Returns the best split that `max_trials` trials find, by the search of `SPLIT=auto`. Keeps no
+    measurements. Raises DriveError."""
     with TemporaryDirectory() as folder:
         store = SqliteStore(Path(folder) / "weights.db")
         with closing(WeightsService(store, choose_sampler("adaptive"))) as service:
@@ -62,11 +62,10 @@ def search(engine: Driver, max_trials: int) -> Layers:
 
 
 def compare(engine: Driver, found: Layers, arguments: argparse.Namespace) -> None:
-    """Search exhaustively, and measure what that finds in turn with what was `found`.
+    """Searches exhaustively, and compares the best split with `found`, measuring both in turn.
 
-    The best of many noisy measurements is mostly the luckiest. So the FINALISTS best of one
-    measurement each are measured again, and the best of those is compared by other measurements
-    than those that chose it.
+    The best of many noisy measurements is mostly the luckiest one. So the FINALISTS best splits are
+    measured again, and the best of these is compared by new measurements.
     """
     splits = list(every_split(engine.ring.num_layers, len(found)))
     print(f"\nexhaustive: {len(splits)} splits", flush=True)
@@ -82,7 +81,8 @@ def compare(engine: Driver, found: Layers, arguments: argparse.Namespace) -> Non
 
 
 def measured_in_turn(engine: Driver, splits: Iterable[Layers], rounds: int) -> dict[Layers, float]:
-    """Tokens/s of each: medians of rounds, so that a machine that slows down does so for all."""
+    """Returns each split's median tokens/s over rounds. Splits take turns, so that a machine that
+    slows down slows all."""
     measured: dict[Layers, list[float]] = {split: [] for split in splits}
     for split in tqdm(list(measured) * rounds, unit="trial", leave=False, disable=None):
         measured[split].append(engine.measure(split))
@@ -93,13 +93,13 @@ def measured_in_turn(engine: Driver, splits: Iterable[Layers], rounds: int) -> d
 
 
 def every_split(num_layers: int, nodes: int) -> Iterator[Layers]:
-    """All ways to give each of `nodes` at least one."""
+    """Yields all splits that give each of `nodes` at least one layer."""
     for cuts in combinations(range(1, num_layers), nodes - 1):
         yield tuple(b - a for a, b in pairwise([0, *cuts, num_layers]))
 
 
 def fitting(shares: list[float]) -> list[float]:
-    """The same ratios, lowered until all ranks together fit this machine's cores."""
+    """Returns shares with the same ratios, lowered so that all ranks fit this machine's cores."""
     room = CORES_FOR_RANKS * len(os.sched_getaffinity(0))
     return [share * min(1.0, room / sum(shares)) for share in shares]
 
