@@ -38,7 +38,7 @@ class Member:
     peak_per_s: float = 0.0
 
     def rate_at(self, at_s: float, day_s: float) -> float:
-        """Returns the requests per second: a bell curve that peaks at noon, cut at dawn and dusk."""
+        """Returns the requests per second: a bell curve, highest at noon, cut at dawn and dusk."""
         part = (at_s / day_s - self.dawn) / (self.dusk - self.dawn)
         from_noon = (part - 0.5) / SPREAD
         return self.peak_per_s * math.exp(-(from_noon**2) / 2) if 0 < part < 1 else 0.0
