@@ -1,1 +1,1 @@
-"""`make bench-…`: Hearth's own speed, each beside a peer in the same run."""
+"""Benches (`make bench-…`) that compare Hearth's speed with a peer's in the same run."""

@@ -1,5 +1,5 @@
-"""`python -m lab.benches NAME [--publish] [OPTION]...`, or `make bench-NAME`: each prints a table
-and the machine, and leaves both in files (`lab/kit/results.py`)."""
+"""`python -m lab.benches NAME [--publish] [OPTION]...`, or `make bench-NAME`: runs a bench, which
+prints a table and the machine, and writes both to files (`lab/kit/results.py`)."""
 
 import sys
 from importlib import import_module

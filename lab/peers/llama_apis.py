@@ -46,7 +46,7 @@ class IkLlamaApi(LlamaApi):
     """The functions as `ik-llama-cpp-python` declares them, and some that it does not declare.
     Fused operations are its defaults; weights are repacked while they are loaded (its `-rtr`). It
     has one cache for all users. Flash attention skips entries that the last row of a block does not
-    see, though other rows may: only one user gets it (github.com/ikawrakow/ik_llama.cpp, issue 809).
+    see, though others may: it is for one user only (github.com/ikawrakow/ik_llama.cpp, issue 809).
     """
 
     package, module = "ik-llama-cpp-python", "ik_llama_cpp._ctypes_api"

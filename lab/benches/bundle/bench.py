@@ -1,17 +1,17 @@
-"""`make bench-bundle`: what a bundle of experts costs, and whether it answers as they do alone.
+"""Measures what a bundle of experts costs, and checks its answers: `make bench-bundle`.
 
 The parts:
 
-- mix: room for two of the experts, many users; every answer beside that of a server of its own
-- matrix: switching times from every expert to every other, warm and cold, room for one
-- memory: what the processes hold through many switches
-- itl: the residents' time between tokens while other experts of 110M are loaded
-- itl-large: the same of a resident of 110M, while one of 1.1B is loaded
+- mix: many users and room for two experts; compares answers with servers of single experts
+- matrix: switching times between all pairs of experts, warm and cold, with room for one
+- memory: the memory of the processes during many switches
+- itl: a resident's inter-token latency while experts with 110M parameters are loaded
+- itl-large: the same for a resident with 110M parameters while one with 1.1B is loaded
 - alternatives: a process for each expert, and loading on demand with room for one
-- large: a switch to 1.1B of weights as int8, beside the time to read its file once
+- large: a switch to 1.1B int8 weights, compared with the time to read the file once
 
-A part that fails is named, and the others are measured. Time it alone: nothing else may use the
-cores. Results gather in var/bench/bundle.json, complete after every part.
+If a part fails, the bench reports it and measures the others. Nothing else may use the cores.
+Results are in var/bench/bundle.json, which is complete after every part.
 """
 
 import argparse
@@ -40,7 +40,7 @@ CONTEXT_TOKENS = 512
 ROWS = RowBounds(min=1, max=8)
 ITL_STREAMS = 4
 
-Part = Callable[[], tuple[Any, str]]  # its figures, and the same as text
+Part = Callable[[], tuple[Any, str]]  # returns figures, also as text
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def _arguments() -> argparse.Namespace:
 
 
 class Results:
-    """Gathers what was measured: prints it, and keeps it in a file."""
+    """Prints measurements, and keeps them in a file."""
 
     def __init__(self, machine: str) -> None:
         self.has_failed = False
@@ -131,7 +131,7 @@ PARTS = ("mix", "matrix", "memory", "itl", "alternatives", "itl-large", "large")
 
 
 def random_expert(size: str, quantisation: str) -> BundleMember:
-    """Of random weights, which are made where they are not there yet."""
+    """Returns an expert with random weights, which are made if necessary."""
     return BundleMember.model_validate(
         {
             "name": f"{size} {quantisation}",
@@ -144,7 +144,7 @@ def random_expert(size: str, quantisation: str) -> BundleMember:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """Converts a value to plain JSON values."""
     if hasattr(value, "__dataclass_fields__"):
         return _plain(asdict(value))
     if isinstance(value, Mapping):

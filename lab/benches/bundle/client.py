@@ -1,4 +1,4 @@
-"""The client of `bench-bundle`: chats with experts, and the times of all that comes back."""
+"""The client of `bench-bundle`: chats with experts, and records the times of their answers."""
 
 import json
 import socket
@@ -13,14 +13,14 @@ from benchmarking.load.answers import AnswerFault, ChatStream
 
 TIMEOUT_S = 300.0
 READ_BYTES = 65536
-# HTTP/1.0 has no chunks: what came together is read together, and has one time.
+# HTTP/1.0 has no chunks: data that comes together is read together and has one time.
 REQUEST = "POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json"
-PortOf = Callable[[str], int]  # by an expert's name
+PortOf = Callable[[str], int]  # maps an expert's name to a port
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A chat of one message. `temperature` 0 is greedy; `ignore_eos`: exactly `max_tokens`."""
+    """A chat of one message. `temperature` 0 is greedy; `ignore_eos` gives all `max_tokens`."""
 
     expert: str
     prompt: str
@@ -31,7 +31,7 @@ class Ask:
 
 
 class Switch(NamedTuple):
-    """What a request paid for the load of its expert, in seconds."""
+    """The seconds that a request waited for its expert to be loaded."""
 
     wait_s: float = 0.0
     evict_s: float = 0.0
@@ -50,7 +50,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`due_s` is when it should have been sent; all times are on one monotonic clock."""
+    """An answer. `due_s` is when the request was due. All times are on one monotonic clock."""
 
     ask: Ask
     due_s: float
@@ -58,14 +58,14 @@ class Reply:
     ended_s: float
     chunks_s: tuple[float, ...] = ()  # one for each event that carried text
     text: str = ""
-    model: str | None = None  # who answered, by the server's word
+    model: str | None = None  # the model that answered, as the server says
     num_tokens: int = 0
-    switch: Switch | None = None  # None: its expert was resident when it came
+    switch: Switch | None = None  # None if the expert was resident
     error: str = ""
 
     @property
     def ttft_s(self) -> float:
-        """Of an answer without text: to its end."""
+        """Returns the time to the first text, or to the end of an answer without text."""
         return (self.chunks_s[0] if self.chunks_s else self.ended_s) - self.due_s
 
     @property
@@ -74,12 +74,12 @@ class Reply:
 
     @property
     def gaps(self) -> list[Span]:
-        """From one piece to the next; those that were read together are one."""
+        """Returns the spans between pieces of text. Pieces that were read together count as one."""
         return [Span(*pair) for pair in pairwise(self.chunks_s) if pair[0] < pair[1]]
 
     @property
     def load(self) -> Span | None:
-        """When the expert was loaded, of the request that it was loaded for."""
+        """Returns when the expert was loaded, if it was loaded for this request."""
         if self.switch is None or not self.switch.is_initiator:
             return None
         ready_s = self.sent_s + self.switch.total_s
@@ -87,7 +87,7 @@ class Reply:
 
 
 def send(port: int, ask: Ask, due_s: float | None = None) -> Reply:
-    """Never raises for what a server does: an error is part of the reply."""
+    """Sends a request. Does not raise for a server's errors, which are in the reply."""
     sent_s = time.perf_counter()
     due_s = sent_s if due_s is None else due_s
     answer, error = ChatStream(), ""
@@ -111,13 +111,13 @@ def send(port: int, ask: Ask, due_s: float | None = None) -> Reply:
 
 
 def in_turn(port_of: PortOf, asks: Sequence[Ask], users: int) -> list[Reply]:
-    """A closed loop: a user sends the next request when its last answer has ended."""
+    """Runs a closed loop: a user sends its next request when its last answer has ended."""
     with ThreadPoolExecutor(users) as pool:
         return list(pool.map(lambda ask: send(port_of(ask.expert), ask), asks))
 
 
 def arriving(port_of: PortOf, asks: Sequence[Ask], after_s: Sequence[float]) -> list[Reply]:
-    """An open loop: each is sent so many seconds after the beginning, whatever was answered."""
+    """Runs an open loop: sends each request `after_s` seconds from the start."""
     began_s = time.perf_counter()
 
     def send_when_due(ask: Ask, due_s: float) -> Reply:

@@ -1,4 +1,4 @@
-"""What `bench-bundle` computes of its measurements. Pure."""
+"""Computes the figures of `bench-bundle` from its measurements. Pure."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 class Spread(NamedTuple):
-    """Of values in seconds; `num`: how many there are."""
+    """Quantiles of `num` values in seconds."""
 
     median_s: float
     p95_s: float
@@ -22,7 +22,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values_s: Sequence[float]) -> Self | None:
-        """Returns None of no values."""
+        """Returns the spread of values; None if there are none."""
         if not values_s:
             return None
         cuts = quantiles(values_s, n=100, method="inclusive") if len(values_s) > 1 else []
@@ -31,8 +31,8 @@ class Spread(NamedTuple):
 
 
 def room_bytes(needs: Sequence[int], num: int) -> int:
-    """A limit under which any `num` of those that need so many bytes are there together and, where
-    their sizes allow it, no more: what is left is for the caches of more rows."""
+    """Returns a limit in bytes under which any `num` of the experts, which need `needs` bytes, fit
+    together and, if sizes allow it, no more. Memory that is left is for caches of more rows."""
     largest = sorted(needs, reverse=True)[:num]
     if num >= len(needs):
         return 2 * sum(largest)
@@ -41,7 +41,7 @@ def room_bytes(needs: Sequence[int], num: int) -> int:
 
 
 def slope_per_100(values: Sequence[float]) -> float:
-    """What a value gains in 100 steps, by least squares. Raises ValueError for fewer than two."""
+    """Returns the growth in 100 steps, by least squares. Raises ValueError for under two values."""
     count = len(values)
     if count < 2:
         raise ValueError(f"a slope takes two values, not {count}")
@@ -51,7 +51,7 @@ def slope_per_100(values: Sequence[float]) -> float:
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """The same time without overlaps, in order."""
+    """Returns the same time as spans without overlaps, in order."""
     found: list[Span] = []
     for span in sorted(spans):
         if found and span.begin_s <= found[-1].end_s:
@@ -62,7 +62,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def touches(gap: Span, spans: Sequence[Span]) -> bool:
-    """Whether it has any time in common with one of `spans`, which are merged."""
+    """Returns whether a gap overlaps any of `spans`, which must be merged."""
     at = bisect_left(spans, gap.end_s, key=lambda span: span.begin_s)
     return at > 0 and spans[at - 1].end_s > gap.begin_s
 
@@ -73,21 +73,21 @@ def spread_of_gaps(gaps: Iterable[Span]) -> Spread | None:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLoad:
-    """What one expert, or all of them, answered under a load of `duration_s`."""
+    """The answers of one expert, or of all, under a load."""
 
     name: str
     num_requests: int
     num_errors: int
-    num_wrong: int  # by another expert, or another text than it gives alone
+    num_wrong: int  # from another expert, or other text than the expert gives alone
     goodput_per_s: float  # right answers with a first token in time
     tokens_per_s: float
     num_paid: int
-    paid: Spread | None  # times to first token of those that waited for a load
+    paid: Spread | None  # TTFT of requests that waited for a load
     unpaid: Spread | None
 
     @property
     def max_wait_s(self) -> float:
-        """The longest time to a first token."""
+        """Returns the longest TTFT."""
         return max(each.max_s for each in (self.paid, self.unpaid) if each is not None)
 
 
@@ -116,5 +116,5 @@ def load_of(
 
 
 def duration_s(replies: Sequence[Reply]) -> float:
-    """From the first that was due to the end of the last."""
+    """Returns the seconds from the first due time to the last end."""
     return max(reply.ended_s for reply in replies) - min(reply.due_s for reply in replies)

@@ -1,4 +1,4 @@
-"""What residents feel of a load: the time between their tokens, with and without one."""
+"""Measures residents' inter-token latency with and without loads of other experts."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,13 +19,13 @@ STREAM_TOKENS = 200
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """Times between tokens of the residents."""
+    """Inter-token latencies of a resident."""
 
     resident: str
     newcomers: str
     load: Spread
     without: Spread  # while nothing was loaded
-    inside: Spread  # while something was
+    inside: Spread  # while an expert was loaded
 
     @property
     def ratio(self) -> float:
@@ -35,16 +35,16 @@ class Disturbance:
 def measure_itl(
     resident: BundleMember, newcomers: Sequence[BundleMember], num_streams: int, seconds: float
 ) -> tuple[Disturbance, str]:
-    """Half of the time nothing is loaded, half of it `newcomers` take each other's place.
+    """Loads nothing for half of the time, then lets `newcomers` replace each other.
 
-    Those answer too, in steps that the residents share: what reaches beyond a load's end is left
+    Newcomers answer, too, in steps that the resident shares, so gaps beyond a load's end are left
     out.
     """
     pinned = resident.model_copy(update={"pinned": True, "load": "start"})
     policy = Policy(room=1, patience_s=0.0, min_residence_s=0.0)
     names = [each.name for each in newcomers]
     with bundle_server([pinned, *newcomers], policy) as server:
-        for name in (*names, *names):  # packed, and checked by this process
+        for name in (*names, *names):  # so that they are packed and this process has checked them
             server.ask(Ask(name, "Hi", 1))
             server.rest()
         with _streams(server, resident.name, num_streams) as streams:
@@ -57,7 +57,7 @@ def measure_itl(
 def disturbance(
     resident: str, newcomers: str, streams: Sequence[Reply], quiet: Span, paid: Sequence[Reply]
 ) -> Disturbance:
-    """`quiet` is when nothing was loaded; `paid` are the answers of those who had to wait."""
+    """`quiet` is when nothing was loaded; `paid` are the replies that waited for a load."""
     loads = merged(span for reply in paid if (span := reply.load) is not None)
     answers = merged(
         Span(span.end_s, reply.ended_s) for reply in paid if (span := reply.load) is not None
@@ -103,7 +103,7 @@ def _text(found: Disturbance, num_streams: int) -> str:
 
 @contextmanager
 def _streams(server: BundleServer, name: str, num: int) -> Iterator[list[Reply]]:
-    """Answers without end; the list has them once that is over."""
+    """Keeps `num` streams running. The list has their replies after the block."""
     replies: list[Reply] = []
     is_over = Event()
 
@@ -126,7 +126,7 @@ def _streams(server: BundleServer, name: str, num: int) -> Iterator[list[Reply]]
 
 
 def _loads(server: BundleServer, names: Sequence[str], seconds: float) -> list[Reply]:
-    """One after the other, each as soon as the one before has left."""
+    """Loads experts one after the other, each as soon as the previous one has left."""
     ends_s, replies = time.perf_counter() + seconds, list[Reply]()
     for name in cycle(names):
         if time.perf_counter() > ends_s:

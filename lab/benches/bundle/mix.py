@@ -1,4 +1,4 @@
-"""Many users and many experts at once: is every answer right, and what do they wait for?"""
+"""Serves many users and many experts at once: checks every answer, and measures waits."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,17 +23,17 @@ from lab.benches.bundle.servers import BundleServer, Memory, Policy, bundle_serv
 from lab.benches.bundle.text import ms, table
 from lab.kit.servers import ServedApi
 
-PROMPTS_OF_EACH = 6  # examples of every expert; every expert is asked all of them
+PROMPTS_OF_EACH = 6  # examples per expert; every expert gets the examples of all
 SAMPLED = 0.8  # the temperature of every other request
 BUNDLE = Policy(room=2)
 DEFAULTS = Policy(room=2, patience_s=10.0, min_residence_s=2.0)
 ON_DEMAND = Policy(room=1, patience_s=0.0, min_residence_s=0.0)
 
-Texts = Mapping[Ask, str]  # that experts give alone
+Texts = Mapping[Ask, str]  # the answers that experts give alone
 
 
 def possible_asks(experts: Sequence[BundleMember]) -> list[Ask]:
-    """Every expert with examples of all of them, greedy and sampled."""
+    """Returns asks of every expert with the examples of all experts, greedy and sampled."""
     prompts = [text for each in experts for text in each.examples[:PROMPTS_OF_EACH]]
     return [
         Ask(each.name, prompt, temperature=temperature, seed=seed)
@@ -45,7 +45,7 @@ def possible_asks(experts: Sequence[BundleMember]) -> list[Ask]:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """All requests of a mixed load: of each expert, and of all."""
+    """The results of a mixed load, for each expert and for all."""
 
     num_switches: int
     loads: list[ExpertLoad]
@@ -56,7 +56,7 @@ class Mix:
 def measure_mix(
     experts: Sequence[BundleMember], num: int, users: int, max_ttft_s: float, draw: Random
 ) -> tuple[Mix, str]:
-    """Room for two: each answer beside what the expert gives in a server of its own."""
+    """Measures a bundle with room for two, and compares answers with those of experts alone."""
     possible = possible_asks(experts)
     with servers_alone(experts) as apis:
         texts = texts_alone(apis, possible)
@@ -79,7 +79,7 @@ def texts_alone(apis: Mapping[str, ServedApi], asks: Sequence[Ask]) -> Texts:
 
 @contextmanager
 def _warm(experts: Sequence[BundleMember], policy: Policy) -> Iterator[BundleServer]:
-    """A bundle whose experts have been packed, and checked by its process."""
+    """Yields a bundle whose experts are packed and checked by its process."""
     with bundle_server(experts, policy) as server:
         for each in experts:
             server.ask(Ask(each.name, "Hi", 2))
@@ -157,15 +157,14 @@ def _itl_text(mix: Mix) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way to serve the experts. `arrived` are the answers to requests that came when they came,
-    `pressed` those of users that ask again at once."""
+    """The results of one way to serve, in an open loop and in a closed one ("pressed")."""
 
     name: str
     memory: Memory
     num_switches: int
-    ttft: Spread  # of those that arrived
-    paid: Spread | None  # of these, those that waited for a load
-    num_errors: int  # or wrong
+    ttft: Spread  # in the open loop
+    paid: Spread | None  # in the open loop, for requests that waited for a load
+    num_errors: int  # failed or wrong answers
     requests_per_s: float  # pressed
     tokens_per_s: float
     pressed_max_wait_s: float
@@ -174,7 +173,7 @@ class Contender:
 def measure_alternatives(
     experts: Sequence[BundleMember], num: int, users: int, per_s: float, draw: Random
 ) -> tuple[list[Contender], str]:
-    """The same requests to each, first as they arrive, then by users that ask again at once."""
+    """Sends the same requests to each contender, first in an open loop, then in a closed one."""
     possible = possible_asks(experts)
     arrived, pressed = draw.choices(possible, k=num), draw.choices(possible, k=num)
     after_s = list(accumulate(draw.expovariate(per_s) for _ in range(num)))

@@ -1,4 +1,4 @@
-"""Servers of `bench-bundle`: experts as a bundle, or each by a process of its own."""
+"""Starts the servers of `bench-bundle`: experts as a bundle, or each in a process of its own."""
 
 import json
 import mmap
@@ -23,7 +23,7 @@ from lab.benches.bundle.figures import room_bytes
 from lab.kit.servers import ROOT, ServedApi, eventually, served
 
 PACKED = ROOT / "var" / "packed"
-PAST_LIMITS = 2**50  # of bytes
+PAST_LIMITS = 2**50  # bytes; more than any limit
 USER_ROWS = 32
 START_TIMEOUT_S = 120.0
 SLICE_BYTES = 16 * 2**20
@@ -33,7 +33,7 @@ SETTLED_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Of a bundle: how many of its experts have room at once, and what guards them there."""
+    """A bundle's policy: how many experts have room at once, and when they may be evicted."""
 
     room: int
     patience_s: float = 1.0
@@ -42,10 +42,10 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of all processes of one or several servers. `rss_bytes` counts what they share each time,
-    `pss_bytes` once."""
+    """The memory of all processes of one or several servers. `rss_bytes` counts shared memory once
+    per process, `pss_bytes` once in all."""
 
-    rss_bytes: int  # anonymous and of files
+    rss_bytes: int  # anonymous memory and mapped files
     pss_bytes: int
 
     @classmethod
@@ -68,13 +68,13 @@ class BundleServer:
         self.api = api
         self.names = names
         self.limit_bytes = limit_bytes
-        self._rested_s = 0.0  # when who was loaded last may leave
+        self._rested_s = 0.0  # when the expert that was loaded last may leave
 
     def port_of(self, expert: str) -> int:
         return self.api.port
 
     def ask(self, ask: Ask) -> Reply:
-        """Raises AssertionError where it is not answered."""
+        """Sends a request. Raises AssertionError if it fails."""
         reply = send(self.api.port, ask)
         assert not reply.error, f"{ask.expert}: {reply.error}"
         if reply.switch is not None:
@@ -82,11 +82,11 @@ class BundleServer:
         return reply
 
     def rest(self) -> None:
-        """Wait until whoever is resident may leave at once."""
+        """Wait until all residents may leave at once."""
         time.sleep(max(SETTLED_S, self._rested_s - time.perf_counter() + SETTLED_S))
 
     def experts(self) -> dict[str, Any]:
-        """What the server says of each."""
+        """Returns what the server says of each expert."""
         return {each["name"]: each for each in self.api.get("/bundle").json()["experts"]}
 
     def num_loads(self) -> int:
@@ -101,7 +101,7 @@ class BundleServer:
         return bool(self.experts()[name]["state"] == "resident")
 
     def mapped_files(self) -> list[Path]:
-        """Packed files that are in the server's memory."""
+        """Returns the packed files that the server has mapped into memory."""
         lines = [
             line
             for pid in _pids(self.api)
@@ -115,14 +115,14 @@ class BundleServer:
 
 
 def experts_of(file: Path) -> list[BundleMember]:
-    """Those of a bundle's file, without what pins or loads them at start. Raises StartupError."""
+    """Returns a bundle's experts, none pinned, all loaded on demand. Raises StartupError."""
     plain = {"pinned": False, "load": "demand"}
     return [each.model_copy(update=plain) for each in read_bundle(file).members]
 
 
 @contextmanager
 def bundle_server(experts: Sequence[BundleMember], policy: Policy) -> Iterator[BundleServer]:
-    """With room for `policy.room` experts, by what the check before the start says of them."""
+    """Yields a bundle with room for `policy.room` experts, by sizes from the bundle's check."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "bundle.yaml"
         limit_bytes = _limit_bytes(experts, policy, file)
@@ -135,7 +135,7 @@ def bundle_server(experts: Sequence[BundleMember], policy: Policy) -> Iterator[B
 
 @contextmanager
 def servers_alone(experts: Sequence[BundleMember]) -> Iterator[dict[str, ServedApi]]:
-    """Each expert by a process of its own, by name, all at once."""
+    """Yields a server for each expert, by name, all running at once."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         apis = {}
         for number, expert in enumerate(experts):
@@ -155,9 +155,9 @@ def servers_alone(experts: Sequence[BundleMember]) -> Iterator[dict[str, ServedA
 
 
 def read_once_s(file: Path) -> float:
-    """How long it takes to read a file once, from its beginning to its end."""
+    """Returns the seconds that it takes to read a file once."""
     memory = mmap.mmap(-1, SLICE_BYTES)
-    memory.write(bytes(SLICE_BYTES))  # its pages are there
+    memory.write(bytes(SLICE_BYTES))  # touches its pages
     with file.open("rb", buffering=0) as stream:
         began_s = time.perf_counter()
         while stream.readinto(memory):
@@ -166,14 +166,14 @@ def read_once_s(file: Path) -> float:
 
 
 def drop_from_cache(files: Sequence[Path]) -> None:
-    """Have the system forget what it has of these files in memory; what is mapped stays."""
+    """Drops these files from the page cache. Mapped pages stay."""
     for path in files:
         with path.open("rb", buffering=0) as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def is_cached(file: Path) -> bool:
-    """Whether the page in the middle of a file is in memory."""
+    """Returns whether the page in the middle of a file is in memory."""
     with file.open("rb", buffering=0) as stream:
         middle = file.stat().st_size // 2
         try:
@@ -203,7 +203,7 @@ def _write(file: Path, experts: Sequence[BundleMember], limit_bytes: int, policy
         "min_residence_s": policy.min_residence_s,
         "experts": [each.model_dump(exclude_none=True, exclude_defaults=True) for each in experts],
     }
-    file.write_text(json.dumps(bundle))  # YAML includes it
+    file.write_text(json.dumps(bundle))  # JSON is valid YAML
 
 
 def _pids(api: ServedApi) -> list[int]:

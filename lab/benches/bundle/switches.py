@@ -1,4 +1,4 @@
-"""What a switch costs: from every expert to every other, in memory, and of a large one."""
+"""Measures switches: times between all pairs of experts, memory, and a large expert."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ from lab.benches.bundle.servers import (
 from lab.benches.bundle.text import ms, table
 
 PROMPT = "What is the capital of Kenya?"
-FOLLOWERS = 3  # requests after the one that switches: controls, and what the estimate needs
+FOLLOWERS = 3  # requests after a switch, as controls and for the estimate
 WARM_UP_SWITCHES = 20
-ALONE = Policy(room=1, patience_s=10.0, min_residence_s=0.0)  # they leave because they are idle
+ALONE = Policy(room=1, patience_s=10.0, min_residence_s=0.0)  # experts leave when they are idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Walk:
     file_bytes: dict[str, int] = field(default_factory=dict)
 
     def note(self, before: str, first: Reply, others: Sequence[Reply], read_s: float) -> None:
-        """`first` has paid for a switch, `others` came after it."""
+        """Record a switch. `first` waited for it, `others` came after it."""
         assert first.switch is not None
         name, ttfts_s = first.ask.expert, [each.ttft_s for each in (first, *others)]
         self.switches_s.setdefault((before, name), []).append(first.switch.total_s)
@@ -53,7 +53,7 @@ class Walk:
 def measure_matrix(
     experts: Sequence[BundleMember], laps: int, draw: Random
 ) -> tuple[list[Walk], str]:
-    """Warm, then with nothing of an expert's file in the page cache when it is asked for."""
+    """Measures switches warm, and cold: without the expert's file in the page cache."""
     names = [each.name for each in experts]
     with bundle_server(experts, ALONE) as server:
         files = packed_files(server)
@@ -63,7 +63,7 @@ def measure_matrix(
 
 
 def packed_files(server: BundleServer) -> dict[str, list[Path]]:
-    """By the expert that has them in memory while it is alone there. Packs what is not packed."""
+    """Returns each expert's packed files, which it maps while alone. Packs missing files."""
     files = {}
     for name in server.names:
         server.ask(Ask(name, PROMPT, 2))
@@ -79,7 +79,7 @@ def _walked(
     walk = Walk(is_cold)
     names = list(files)
     walk.file_bytes.update({name: sum(map(_size, paths)) for name, paths in files.items()})
-    visits = rotation(names, laps, draw)[len(names) :]  # its warm-up was `packed_files`
+    visits = rotation(names, laps, draw)[len(names) :]  # without warm-up, done by `packed_files`
     server.ask(Ask(visits[0], PROMPT, 2))
     for before, name in pairwise(visits):
         _leave_only(server, before)
@@ -92,8 +92,8 @@ def _walked(
 
 
 def _prepare(files: Sequence[Path], is_cold: bool) -> float:
-    """Have the files in the page cache, or not at all there; returns how long it takes to read
-    them so."""
+    """Puts the files into the page cache, or drops them from it. Returns the seconds that it takes
+    to read them in that state."""
     if is_cold:
         drop_from_cache(files)
         assert not any(map(is_cached, files)), "the system keeps the file in its page cache"
@@ -104,7 +104,7 @@ def _prepare(files: Sequence[Path], is_cold: bool) -> float:
 
 
 def _leave_only(server: BundleServer, name: str) -> None:
-    """Experts that are small enough may be there beside it."""
+    """Unloads all other residents, because small experts may fit beside this one."""
     for other, state in server.experts().items():
         if other != name and state["state"] == "resident":
             server.unload(other)
@@ -151,10 +151,10 @@ def _files_text(names: Sequence[str], walks: Sequence[Walk]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory over many switches, in bytes: what the processes had resident after each."""
+    """Memory over many switches: the processes' resident bytes after each."""
 
     base_bytes: int  # before the first expert was loaded
-    limit_bytes: int  # of the experts
+    limit_bytes: int  # the limit for experts
     rss_bytes: list[int]
 
     @property
@@ -163,14 +163,14 @@ class Footprint:
 
     @property
     def slope_bytes(self) -> float:
-        """Per 100 switches."""
+        """Returns the growth per 100 switches."""
         return slope_per_100(self.rss_bytes[WARM_UP_SWITCHES:])
 
 
 def measure_memory(
     experts: Sequence[BundleMember], num: int, draw: Random
 ) -> tuple[Footprint, str]:
-    """`num` switches after a warm-up, with room for two experts."""
+    """Measures `num` switches after a warm-up, with room for two experts."""
     with bundle_server(experts, Policy(2, patience_s=0.0, min_residence_s=0.0)) as server:
         base_bytes, rss_bytes, name = server.rss_bytes(), list[int](), ""
         while len(rss_bytes) < WARM_UP_SWITCHES + num:
@@ -197,8 +197,8 @@ def measure_memory(
 
 @dataclass(frozen=True, slots=True)
 class LargeSwitch:
-    """Loads of one large expert and reads of its file, in seconds; `first_s` is the first load of
-    a process, asked for at once: its checksums have not been compared yet."""
+    """Loads of one large expert and reads of its file, in seconds. `first_s` is the first load in a
+    new process, which also compares checksums."""
 
     name: str
     file_bytes: int
@@ -207,16 +207,16 @@ class LargeSwitch:
 
     @property
     def ratio(self) -> float:
-        """Of a warm load to the time to read its file once: medians."""
+        """Returns the median load time over the median time to read the file once."""
         return median(self.walk.loads_s[self.name]) / median(self.walk.reads_s[self.name])
 
 
 def measure_large(
     large: BundleMember, small: BundleMember, laps: int
 ) -> tuple[list[LargeSwitch], str]:
-    """Between a large expert and a small one, warm and cold."""
+    """Measures switches between a large expert and a small one, warm and cold."""
     with bundle_server([large, small], ALONE) as server:
-        server.ask(Ask(large.name, PROMPT, 1))  # is packed
+        server.ask(Ask(large.name, PROMPT, 1))  # packs it
         server.ask(Ask(small.name, PROMPT, 1))
     switches = []
     with bundle_server([large, small], ALONE) as server:

@@ -1,4 +1,4 @@
-"""The figures of `bench-bundle` as Markdown."""
+"""Formats the figures of `bench-bundle` as Markdown."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def ms(spread: Spread | None, *parts: str) -> str:
-    """Milliseconds of parts of a spread, such as median and p95."""
+    """Returns parts of a spread, by default median and p95, in milliseconds."""
     if spread is None:
         return "–"
     return " / ".join(

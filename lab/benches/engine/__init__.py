@@ -1,1 +1,1 @@
-"""The engine alone: steps, kernels, forms of weights, what a model answers."""
+"""Benches of the engine: steps, kernels, quantisation, a model's answers."""

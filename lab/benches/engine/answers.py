@@ -1,10 +1,10 @@
-"""What newcomers get: `make bench-answers` asks both small models 200 first questions.
+"""Asks both small models 200 questions of newcomers, and judges the answers: `make bench-answers`.
 
-The embedded model and SmolLM2-135M-Instruct (in int8, as `make serve MODEL=smollm2` has it) answer
+The embedded model and SmolLM2-135M-Instruct (in int8, as with `make serve MODEL=smollm2`) answer
 greedily through the served API. Rules that were written before any model was asked judge each
-answer without knowing whose it is: `lab/data/newcomer_prompts.yaml` and `lab/kit/answers.py`.
-Nothing is timed, and the figures are the same in every run on one kind of processor. The answers
-with their verdicts are kept in `var/bench/answers.json`.
+answer without knowing which model gave it: `lab/data/newcomer_prompts.yaml` and
+`lab/kit/answers.py`. Nothing is timed, and the figures are the same in every run on one kind of
+processor. `var/bench/answers.json` has the answers with their verdicts.
 """
 
 import argparse
@@ -26,7 +26,7 @@ MAX_TOKENS = 200
 USERS = 8
 START_TIMEOUT_S = 600.0
 SERVED_NAME = "newcomers"
-QUANTIZATION = {"hearth-tiny": "none", "smollm2": "int8"}  # by model, as it is usually served
+QUANTIZATION = {"hearth-tiny": "none", "smollm2": "int8"}  # as each model is usually served
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def ask(api: ServedApi, prompt: Prompt) -> str:
 
 
 def table(by_model: Mapping[str, Sequence[Judged]]) -> str:
-    """Acceptable answers by category, those that decline in brackets; then what was amiss."""
+    """Returns a table of acceptable (and declining) answers by category, and of other faults."""
     first = next(iter(by_model.values()))
     categories = dict.fromkeys(each.prompt.category for each in first)
     heads = ["category", "prompts", *by_model]

@@ -1,10 +1,10 @@
-"""`make bench-auto`: what SPECULATION=auto costs the decode thread, or gains, with no clients.
+"""Measures what SPECULATION=auto costs or gains in the decode thread, without clients:
+`make bench-auto`.
 
-Servers under load differ from their equals by more than that. So the decode loops of three servers
-take turns in one process: one never drafts, one is its equal, and one is `auto`. Every row that
-gets free is given the next request, a question in held-out wording that is answered greedily, and
-nobody reads the answers. Ratios are those of turns of one round. Time it alone: nothing else may
-use the cores.
+Equal servers under load differ by more than that. So the decode loops of three servers take turns
+in one process: two never draft, as a control, and one is `auto`. Every free row gets the next
+request, a question in held-out wording that is answered greedily. Nobody reads the answers. Ratios
+are between turns of the same round. Nothing else may use the cores.
 """
 
 import argparse
@@ -44,13 +44,13 @@ class Turn(NamedTuple):
     """Means over the steps of a turn."""
 
     tokens_per_s: float
-    model_us: float  # of a step
-    loop_us: float  # of a step, outside the model
+    model_us: float  # per step
+    loop_us: float  # per step, outside the model
     tokens_per_step: float
 
 
 class DecodeLoop:
-    """A server's decode loop, which this thread runs."""
+    """A server's decode loop, run by this thread."""
 
     def __init__(self, speculation: str, users: int, model: Model, quantization: str) -> None:
         settings = Settings.model_validate(
@@ -77,7 +77,7 @@ class DecodeLoop:
         self._next = count()
 
     def turn(self, num_tokens: int) -> Turn:
-        """Steps until so many tokens are generated."""
+        """Runs steps until `num_tokens` are generated. Returns the turn's means."""
         totals = self._model.served.totals
         before, started_s = replace(totals), perf_counter()
         while totals.generated_tokens - before.generated_tokens < num_tokens:
@@ -131,8 +131,8 @@ def main() -> None:
 def taken_turns(
     users: int, rounds: int, steps: int, model: Model, quantization: str
 ) -> dict[str, list[Turn]]:
-    """Of each loop a turn in each round, in this order and then in the other, after one that is
-    not counted."""
+    """Returns each loop's turns, one per round. Rounds alternate the order of loops. A first round
+    is not counted."""
     loops = {
         OFF: DecodeLoop("off", users, model, quantization),
         AGAIN: DecodeLoop("off", users, model, quantization),

@@ -1,8 +1,8 @@
-"""Throughput of constrained answers beside free ones of the same lengths: `make bench-constraints`.
+"""Compares throughput of constrained answers with free ones as long: `make bench-constraints`.
 
-A thousand chats over twenty JSON schemas by 32 users, every answer checked against its schema; then
-the same chats without a schema, each for as many tokens. A, B, A, B: the table shows the rounds.
-Time it alone: nothing else may use the cores.
+32 users send a thousand chats over twenty JSON schemas, and every answer is checked against its
+schema. Then they send the same chats without schemas, for as many tokens each. The table shows the
+alternating rounds. Nothing else may use the cores.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MAX_TOKENS = 200
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One request and the schema that its answer keeps to, or the number of its tokens."""
+    """One request, with the schema of its answer or the number of its tokens."""
 
     question: str
     seed: int
@@ -84,7 +84,7 @@ def measure(workload: Workload, quantization: str, num_requests: int, rounds: in
 
 
 def run(api: ServedApi, workload: Workload, chats: list[Chat]) -> tuple[list[Any], float]:
-    """The answers, and how many tokens they had per second."""
+    """Sends the chats. Returns the answers and tokens/s."""
 
     def ask(chat: Chat) -> Any:
         model = workload.folder.name

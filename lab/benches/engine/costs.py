@@ -1,7 +1,7 @@
-"""`make bench-costs`: what it takes to learn from a step what steps take, beside the step itself.
+"""Compares the time to learn step costs from a step with the step's own time: `make bench-costs`.
 
-The embedded model decodes rows of 128 tokens; after every step it is learned from, as a server does
-it. Time it alone.
+The embedded model decodes rows of 128 tokens. After every step its time is learned, as in a server.
+Nothing else may use the cores.
 """
 
 import argparse
@@ -24,7 +24,7 @@ MAX_ROWS = 32
 ROWS = (1, 8, MAX_ROWS - 1)
 PROMPT_TOKENS = 13
 CONTEXT_TOKENS = 128
-LEARNED = 200  # times, between two steps: what one takes is too short to be timed
+LEARNED = 200  # repeats after a step, because a single one is too short to time
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def line(model: LoadedModel, num_rows: int, prompt_tokens: int, num_steps: int) -> str:
-    """Medians of both."""
+    """Returns the table's line with the medians of both times."""
     pages = RowPages(model.runner, MAX_ROWS, "nothing")
     rows = RowTable(MAX_ROWS, pages)
     output = OutputQueue(SessionId("s"), model.name)

@@ -1,11 +1,11 @@
-"""`make bench-cuda`: what a step costs on a GPU, recorded, launched, and by transformers.
+"""Measures steps on a GPU: recorded as graphs, launched, and by transformers: `make bench-cuda`.
 
-Steps that decode a token of each row, or verify a draft of several, and prompts, in chunks as they
-are served. A step that was recorded as a CUDA graph is launched at once; `launched` is the same
-step operation by operation. transformers' own model is the peer, with its default cache: a call of
-as many rows over contexts as long. A step has to read every weight and its rows' contexts, so its
-floor is their bytes over what the device's memory delivers, measured by copies in the same run.
-Times are the host's, until the device has finished. Needs a CUDA device, and nothing else on it.
+Steps decode one token of each row, verify a draft of several tokens, or read prompts in the chunks
+of a server. `recorded` launches a step as one CUDA graph; `launched` launches its operations one by
+one. The peer is transformers' model with its default cache, called with the same rows and contexts.
+A step must read every weight and its rows' contexts. Its floor is their bytes over the memory's
+bandwidth, which is measured by copies in the same run. Times are on the host, until the device has
+finished. Needs a CUDA device with nothing else running on it.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from lab.benches.engine.step import (
 from lab.models.random_model import SHAPES, Shape, make_random_model
 
 LLAMA_8B = Shape(hidden=4096, ffn=14336, layers=32, heads=32, kv_heads=8, vocab_size=128_256)
-MODEL_SHAPES = SHAPES | {"8b": LLAMA_8B}  # Llama 3.1's
+MODEL_SHAPES = SHAPES | {"8b": LLAMA_8B}  # the shape of Llama 3.1 8B
 COPIED_BYTES = 4 * 2**30
 TOKEN_ID = 7
 DRAW = Draw(SamplingParams(), (), ())
@@ -45,7 +45,7 @@ DRAW = Draw(SamplingParams(), (), ())
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Rows that bring `tokens` each, all but one of them drafted, to a context that ends there."""
+    """A step of rows with `tokens` each, all but one drafted, at the end of their contexts."""
 
     rows: int
     tokens: int
@@ -87,7 +87,7 @@ def main() -> None:
 def lines(
     model: str, read_per_s: float, budget_s: float, quantization: str = "none"
 ) -> Iterator[str]:
-    """Lines of the table, one for each case and each prompt."""
+    """Yields the table's lines, one for each case and each prompt."""
     folder = MODELS / f"random-{model}"
     if not (folder / "model.safetensors").exists():
         make_random_model(MODEL_SHAPES[model], folder)
@@ -123,7 +123,7 @@ def lines(
 
 
 def times_s(runner: CudaRunner, budget_s: float) -> dict[Case | int, float]:
-    """Of each case, and of prompts by their length."""
+    """Returns the time of each case, and of prompts by length."""
     times: dict[Case | int, float] = {
         case: median_s(decode(runner, case), budget_s) for case in CASES
     }
@@ -140,7 +140,7 @@ def decode(runner: CudaRunner, case: Case) -> Callable[[], object]:
 
 
 def prefill(runner: CudaRunner, num_tokens: int) -> Callable[[], object]:
-    """All of a prompt but its last token, which is the first that draws."""
+    """Returns a function that reads a prompt in chunks, then its last token, which draws."""
     chunks = [
         [RowStep(0, start, [TOKEN_ID] * min(CHUNK_TOKENS, num_tokens - 1 - start))]
         for start in range(0, num_tokens - 1, CHUNK_TOKENS)
@@ -150,7 +150,7 @@ def prefill(runner: CudaRunner, num_tokens: int) -> Callable[[], object]:
 
 
 class Transformers:
-    """The model as transformers runs it by itself, in the same precision."""
+    """The model run by transformers alone, in the same precision."""
 
     def __init__(self, folder: Path) -> None:
         model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
@@ -184,7 +184,7 @@ def memory_bytes_per_s(budget_s: float) -> float:
 def median_s(
     step: Callable[[], object], budget_s: float, after: Callable[[], object] = lambda: None
 ) -> float:
-    """Seconds of one step; the first is not counted, and what comes `after` each never."""
+    """Returns the median seconds of a step, without the first step and calls of `after`."""
     step()
     after()
     times: list[float] = []

@@ -1,7 +1,7 @@
-"""`make bench-draw`: what it costs to draw a step's tokens, by torch and by the kernels in turn.
+"""Compares drawing a step's tokens by torch and by the kernels, in turn: `make bench-draw`.
 
-Logits are normal with a deviation of 3, flatter than most models': many candidates are the harder
-case. Time it alone.
+Logits are normal with a standard deviation of 3, flatter than most models', because many candidates
+are the harder case. Nothing else may use the cores.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time the drawing of tokens.")
     parser.add_argument("--times", type=int, default=20, help="alternations")
     times = parser.parse_args().times
-    torch.set_num_threads(1)  # as many as the kernels' sampler has for all but the draws
+    torch.set_num_threads(1)  # the kernels' sampler, too, uses one thread except for draws
     kernels = Kernels(hardware.physical_cores())
     print(f"{describe_machine('torch')}; {kernels.variant}\n")
     print(f"| vocabulary | {ROWS} rows draw by | torch ms | kernels ms | ratio |")
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def draw_ms(logits: Tensor, draws: list[Draw], kernels: Kernels | None) -> float:
-    own = logits.clone()  # they are overwritten
+    own = logits.clone()  # samplers overwrite logits
     began_s = time.perf_counter()
     if kernels is None:
         torch_sampler.sample(own, draws, range(ROWS))

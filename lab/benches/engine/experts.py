@@ -1,17 +1,17 @@
-"""`make bench-experts`: a mixture of experts beside llama.cpp, both from one GGUF file.
+"""Compares a mixture of experts with llama.cpp, from the same GGUF file: `make bench-experts`.
 
-The model has the layers of Qwen3-30B-A3B, but few of them, and a vocabulary cut by as much, with
-random weights: a router of such sends tokens to all experts alike. Both are servers over HTTP with
-one client; tokens/s are all new tokens, from the first request to the last token, prefill included.
-llama.cpp is a package that others have compiled; of its numbers of threads the better counts. Time
-it alone: nothing else may use the cores.
+The model has a few of the layers of Qwen3-30B-A3B, a vocabulary cut in proportion, and random
+weights, so its router sends tokens to all experts alike. Both servers are driven over HTTP by one
+client. Tokens/s are all new tokens over the time from the first request to the last token, prefill
+included. llama.cpp is a package compiled by others; the better of two thread counts counts. Nothing
+else may use the cores.
 
-Memory is each server's own, and what it maps of the file. What the model costs is what Hearth takes
-more than with the embedded model in its place, whose weights are a few megabytes: weights, which
-are to take no more than the file, and the KV cache.
+Memory is each server's own and what it maps of the file. The model's cost is Hearth's memory beyond
+that with the embedded model, whose weights take a few megabytes: weights, which should take no more
+than the file, and the KV cache.
 
-One user's tokens come as fast as memory delivers their weights. What it delivers is measured in
-turn with the servers, as in `make bench-step`.
+The speed of one user is bounded by the memory's bandwidth for the weights it reads. The bandwidth
+is measured in turn with the servers, as in `make bench-step`.
 """
 
 import argparse
@@ -62,7 +62,7 @@ SHAPE = Shape(
     num_experts=128,
     experts_per_token=8,
 )
-ROUNDS = {1: 3, 8: 1, 32: 1}  # of a user's requests, by the number of users
+ROUNDS = {1: 3, 8: 1, 32: 1}  # requests of each user, by the number of users
 LOADS = {
     users: Load(f"{users} users", users, prompt_tokens=16, max_tokens=64, rounds=rounds)
     for users, rounds in ROUNDS.items()
@@ -79,7 +79,7 @@ class Server:
     processes: Sequence[psutil.Process]
 
     def seconds(self, load: Load, seed: int) -> float:
-        """All answers of a load, each user's requests one after the other."""
+        """Returns the seconds of a load. A user sends its requests one after the other."""
 
         def one_user(prompts: Sequence[Sequence[int]]) -> int:
             requests = (Request(tuple(prompt), load.max_tokens) for prompt in prompts)
@@ -93,7 +93,7 @@ class Server:
         return time.perf_counter() - began_s
 
     def memory_bytes(self) -> int:
-        """Of its processes, what several share counted once."""
+        """Returns the memory of its processes. Shared memory counts once."""
         return sum(process.memory_full_info().pss for process in self.processes)
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3, help="alternations")
     arguments = parser.parse_args()
     print(describe_machine("torch", "gunicorn"))
-    # Ends by SIGTERM as by Ctrl-C: the servers that were started end too.
+    # SIGTERM ends the bench like Ctrl-C, so that its servers end, too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         version = install(PREBUILT_LLAMA)
@@ -162,9 +162,9 @@ def _measure(quantization: str, version: str | None, arguments: argparse.Namespa
 
 
 def answer_bytes(config: ModelConfig, quantization: str, load: Load) -> float:
-    """Bytes of weights that are read for one user's answer, on average: by the prompt in one step
-    and by each further token in a step of its own, if tokens choose among all experts alike. In the
-    last layer only the token that an answer follows needs experts."""
+    """Returns the mean bytes of weights that one user's answer reads, if tokens choose all experts
+    alike: the prompt reads them in one step, and each further token in a step of its own. In the
+    last layer only the prompt's last token needs experts."""
     last = f"layers.{config.num_layers - 1}."
 
     def step_bytes(tokens: int) -> float:
@@ -181,14 +181,14 @@ def answer_bytes(config: ModelConfig, quantization: str, load: Load) -> float:
 
 
 def _num_stacked(config: ModelConfig, name: str) -> int:
-    """Returns how many matrices a parameter stacks: one for each expert, otherwise 1."""
+    """Returns the number of matrices in a parameter: one for each expert, or 1."""
     found = re.fullmatch(r"layers\.(\d+)\.(up|down)\.weight", name)
     mixture = None if found is None else config.mixture_of(int(found[1]))
     return 1 if mixture is None else mixture.num_experts
 
 
 def _read_share(num_stacked: int, tokens: int) -> float:
-    """Returns how much of so many matrices some tokens need, on average."""
+    """Returns the mean share of `num_stacked` matrices that `tokens` tokens need."""
     if num_stacked == 1:
         return 1.0
     return 1 - (1 - SHAPE.experts_per_token / num_stacked) ** tokens
@@ -197,8 +197,8 @@ def _read_share(num_stacked: int, tokens: int) -> float:
 def _rates(
     servers: Sequence[Server], load: Load, times: int, stream: Stream | None
 ) -> tuple[dict[str, list[float]], list[float]]:
-    """Tokens/s of each server, in turn, `times` times, and the seconds that `stream` takes each
-    time; each has run a little before, so that all is in memory."""
+    """Returns tokens/s of each server, measured in turn `times` times, and the seconds of each
+    `stream` read. Warms servers up first."""
     rates: dict[str, list[float]] = {server.name: [] for server in servers}
     stream_s = []
     for server in servers:
@@ -214,7 +214,7 @@ def _rates(
 
 
 def _thread_counts() -> list[int]:
-    """All cores, and one left to HTTP and the client."""
+    """Returns two thread counts: all cores, and one less, which is left to HTTP and the client."""
     cores = physical_cores()
     return sorted({cores, max(cores - 1, 1)})
 

@@ -1,8 +1,8 @@
-"""Inter-token latency of running streams while long prompts keep arriving: `make bench-itl`.
+"""Measures inter-token latency of streams while long prompts keep arriving: `make bench-itl`.
 
-All user rows but one run long answers; the last one is given prompt after prompt of 512 tokens. The
-table shows the running streams' ITL with `ITL_BUDGET` as it is by default, and with a budget so
-large that a prompt is prefilled in whole chunks. Time it alone: nothing else may use the cores.
+All user rows but one run long answers; the last row gets one prompt of 512 tokens after another.
+The table shows the streams' ITL with the default `ITL_BUDGET`, and with a budget so large that
+prompts are prefilled in whole chunks. Nothing else may use the cores.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def row(workload: Workload, quantization: str, budget: float) -> str:
 
 
 def measure(api: ServedApi, workload: Workload) -> tuple[list[float], int, float]:
-    """The running streams' ITL in ms once all of them run, prompts taken, tokens/s of all."""
+    """Returns the streams' ITL in ms while all of them run, the number of prompts, and tokens/s."""
     stream_once(api.port, "warm up", max_tokens=4)
     with ThreadPoolExecutor(USER_ROWS - 1) as pool:
         running = [
@@ -73,7 +73,7 @@ def measure(api: ServedApi, workload: Workload) -> tuple[list[float], int, float
 
 @contextmanager
 def arriving_prompts(api: ServedApi, workload: Workload) -> Iterator[list[int]]:
-    """Send one long prompt after another, for one token each; the list grows with each answer."""
+    """Sends one long prompt after another, for one token each. The list grows with each answer."""
     taken: list[int] = []
     is_over = Event()
 

@@ -1,8 +1,8 @@
-"""Time of the matrix products beside torch's, shape by shape, on one thread.
+"""Compares the kernels' matrix products with torch's, shape by shape, on one thread.
 
-What is measured is CPU time of the calling thread, the least of many windows, over copies of the
-weights that together exceed every cache: other load on the machine disturbs that little. The shapes
-are the linear layers of TinyLlama-1.1B.
+The figure is the least CPU time of the calling thread in many windows, over copies of the weights
+that together exceed every cache. Other load on the machine disturbs this little. The shapes are the
+linear layers of TinyLlama-1.1B.
 """
 
 import argparse
@@ -27,8 +27,8 @@ SHAPES = {  # name: (inputs, outputs)
     "head": (2048, 32000),
 }
 ROWS = (1, 4, 8, 32, 128)
-FORMS = BITS | FLOAT_BITS  # of weights, by name
-COPIES_BYTES = 640 * 2**20  # larger than the last level cache, of large servers too
+FORMS = BITS | FLOAT_BITS  # forms of weights by name
+COPIES_BYTES = 640 * 2**20  # larger than the last-level cache even of large servers
 MIN_WINDOWS = 5
 
 Product = Callable[[torch.Tensor], object]
@@ -36,7 +36,7 @@ Product = Callable[[torch.Tensor], object]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to multiply by one weight matrix: the copies take turns."""
+    """A way to multiply by one weight matrix, whose copies take turns."""
 
     name: str
     weight_bytes: int
@@ -74,7 +74,7 @@ def main() -> None:
 def contenders(
     kernels: list[Kernels], forms: list[str], inputs: int, outputs: int
 ) -> Iterator[Contender]:
-    """One after the other, so that only one's copies of the weights are in memory."""
+    """Yields contenders one by one, so that only one's copies of weights are in memory."""
     weight = torch.randn(outputs, inputs) / inputs**0.5
     for form in forms:
         bits = FORMS[form]
@@ -106,7 +106,7 @@ def num_copies(size: int) -> int:
 
 
 def least_seconds(contender: Contender, rows: int, inputs: int, budget_s: float) -> float:
-    """CPU time of one product in the fastest window."""
+    """Returns the CPU time of one product in the fastest window."""
     x = torch.randn(rows, inputs)
     end = time.monotonic() + budget_s
     least = float("inf")

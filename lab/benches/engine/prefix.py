@@ -1,8 +1,8 @@
-"""Time to first token of chats that share a long beginning: `make bench-prefix`.
+"""Measures time to first token of chats that share a long beginning: `make bench-prefix`.
 
-Users come one after the other with the same system prompt of 1,000 tokens and a question of their
-own, then each asks a second time. The table shows the first of them, the others, and the second
-turns, with and without `PREFIX_REUSE`. Time it alone: nothing else may use the cores.
+Users come one after the other with the same system prompt of 1,000 tokens and their own questions;
+then each sends a second turn. The table shows the first user, the others, and the second turns,
+with and without `PREFIX_REUSE`. Nothing else may use the cores.
 """
 
 from statistics import median

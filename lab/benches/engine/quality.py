@@ -1,15 +1,15 @@
-"""`make bench-quality`: what quantised weights and a smaller KV cache cost in quality.
+"""Measures the loss of quality by quantised weights and a smaller KV cache: `make bench-quality`.
 
-Teacher forced: every form of the model reads the same text, and at every position its prediction of
-the next token is compared with the text (perplexity) and with float32's prediction: how far the
-distribution is from it (Kullback-Leibler divergence, in nats) and whether the likeliest token is
-the same (agreement). Perplexity can fall by luck when rounding makes a model less sure of itself;
-the divergence cannot. Nothing is timed or drawn, so the figures are the same in every run on one
-kind of processor.
+Every form of the model reads the same text (teacher forcing). At every position its prediction of
+the next token is compared with the text (perplexity) and with float32's prediction: the distance of
+the distributions (Kullback-Leibler divergence, in nats), and whether the likeliest token is equal
+(agreement). Perplexity can fall by luck if rounding makes a model less certain; divergence cannot.
+Nothing is timed or drawn at random, so the figures are the same in every run on one kind of
+processor.
 
-GGUF's Q8_0 and Q4_0 round to the nearest value, by the `gguf` package; with QUANTIZATION=none their
-numbers are multiplied in float32, which leaves the rounding of activations out. The last forms are
-those of `hearth quantize`, without and with another text to calibrate.
+GGUF's Q8_0 and Q4_0 are rounded to the nearest value by the `gguf` package. With QUANTIZATION=none
+they are multiplied in float32, without rounding of activations. The last forms are made by
+`hearth quantize`, without and with another text for calibration.
 """
 
 import argparse
@@ -39,8 +39,8 @@ from scripts.quantize.making import make
 
 ROWS = 32
 QUANTIZED, CALIBRATED = "hearth quantize", "hearth quantize --calibrate"
-BFLOAT16 = "bfloat16"  # is no QUANTIZATION, but a DTYPE; all others are of float32
-FORMS = (  # type of the GGUF file or none for the safetensors, QUANTIZATION and KV_CACHE_DTYPE
+BFLOAT16 = "bfloat16"  # a DTYPE, not a QUANTIZATION; all others have DTYPE float32
+FORMS = (  # GGUF type, None for safetensors; QUANTIZATION; KV_CACHE_DTYPE
     (None, "none", "float32"),
     (None, BFLOAT16, "float32"),
     (None, "none", "float16"),
@@ -64,15 +64,15 @@ FORMS = (  # type of the GGUF file or none for the safetensors, QUANTIZATION and
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How one form of the model predicts a text, beside float32: each [positions], in nats."""
+    """The predictions of one form of the model compared with float32: each [positions], in nats."""
 
     losses: Tensor
     exact_losses: Tensor
     divergences: Tensor  # KL(float32 || this form)
-    are_same: Tensor  # whether both think the same token likeliest
+    are_same: Tensor  # whether both have the same likeliest token
 
     def row(self, weights: str, quantization: str, cache: str) -> str:
-        """Of the table. ± is a standard error, paired by position."""
+        """Returns a row of the table. ± is a standard error, paired by position."""
         differences = self.losses - self.exact_losses
         error = differences.std().item() / math.sqrt(len(differences))
         return (
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def _made(model: Path, form: str, folder: Path, text: Path) -> Path:
-    """A GGUF file in this form, of a folder or another file."""
+    """Returns a GGUF file in this form, made from a folder or another file."""
     file = folder / f"{form}.gguf"
     if file.exists():
         return file
@@ -148,7 +148,7 @@ def _named(form: str | Path | None, model: Path) -> str:
 
 
 def windows(tokens: Sequence[int], window: int) -> list[Sequence[int]]:
-    """The text after its first token (BOS), cut, with that token before every piece."""
+    """Cuts the text after its first token (BOS) into pieces, each with that token before it."""
     bos, text = tokens[0], tokens[1:]
     size = window - 1
     return [[bos, *text[first : first + size]] for first in range(0, len(text), size)]
@@ -174,7 +174,7 @@ def loaded(model: Path, quantization: str, cache: str, window: int) -> KernelRun
 
 @torch.inference_mode()
 def read(exact: KernelRunner, form: KernelRunner, pieces: Sequence[Sequence[int]]) -> Reading:
-    """Both read in step, so that predictions of one step are in memory at a time."""
+    """Compares two forms step by step, so that only one step's predictions are in memory."""
     steps = []
     for first in range(0, len(pieces), ROWS):
         some = pieces[first : first + ROWS]
@@ -189,8 +189,8 @@ def read(exact: KernelRunner, form: KernelRunner, pieces: Sequence[Sequence[int]
 def read_together(
     runner: KernelRunner, pieces: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One piece a row, one token a step: log probabilities [rows, vocabulary] of the next token,
-    and which it is, step by step."""
+    """Reads one piece per row, one token per step. Yields for each step the log probabilities
+    [rows, vocabulary] of the next token, and the next tokens."""
     draw = Draw(SamplingParams(), (), ())
     for position in range(max(map(len, pieces)) - 1):
         rows = [row for row, piece in enumerate(pieces) if position + 1 < len(piece)]

@@ -1,4 +1,4 @@
-"""Twenty JSON schemas whose answers are bounded, for tests and benches of constrained answers."""
+"""Twenty JSON schemas with bounded answers, for tests and benches of constrained answers."""
 
 from typing import Any
 

@@ -1,11 +1,11 @@
-"""`make bench-step`: how close a decode step of the kernels comes to what the memory can deliver.
+"""Compares the kernels' steps with the limits of memory and processor: `make bench-step`.
 
 A step of one row reads every weight once, so its floor is the bytes of the weights over the
-bandwidth. That is measured in turn with it, because a virtual machine's changes from second to
-second: all threads read a block of memory larger than the caches, which also leaves none of the
-weights there. Steps of many rows and prefill multiply each weight often: their floor is what the
-processor's products make with all operands in registers, also measured in turn. What attention
-multiplies does not count. Time it alone: nothing else may use the cores.
+bandwidth. The bandwidth of a virtual machine changes from second to second, so it is measured in
+turn with the steps: all threads read a block of memory larger than the caches, which also evicts
+the weights. Steps of many rows and prefill multiply each weight often. Their floor is the rate of
+products with all operands in registers, also measured in turn. Attention's products do not count.
+Nothing else may use the cores.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SHORT_TOKENS, LONG_TOKENS = 128, 1500  # in a row's cache
 PREFILL_TOKENS = 1024
 CONTEXT_TOKENS = 1536
 MIN_WINDOWS = 5
-FORMS = FLOAT_BITS | BITS  # of weights, by name
+FORMS = FLOAT_BITS | BITS  # forms of weights by name
 COLUMNS = (
     "| model | weights | rows | context | ms, median (least) | tokens/s | GB/s | of stream "
     "| Gop/s | of peak |"
@@ -50,11 +50,11 @@ COLUMNS = (
 
 
 class Stream:
-    """Memory larger than the caches, read by threads that sleep in between: those of torch would
-    spin for a while, on the cores that the kernels take next."""
+    """Memory larger than the caches, read by threads that sleep in between. torch's own threads
+    would spin for a while on the cores that the kernels need next."""
 
     def __init__(self, num_threads: int) -> None:
-        torch.set_num_threads(1)  # of each of ours
+        torch.set_num_threads(1)  # one for each of our threads
         self._parts = torch.ones(STREAM_BYTES // 4).chunk(num_threads)
         self._threads = ThreadPoolExecutor(num_threads)
 
@@ -64,19 +64,19 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Seconds are of one step."""
+    """The measurement of a step. Seconds are per step."""
 
     model: str
-    weights: str  # their form
+    weights: str  # form of the weights
     rows: int
     context_tokens: int
     tokens: int  # computed in the step
     least_s: float
     median_s: float
     weight_bytes: int  # read in the step
-    stream_s: float | None  # median of reading STREAM_BYTES in turn with it
-    operations: int  # products by weights and their sums
-    peak_per_s: float | None  # median of those of `Peak` in turn with it
+    stream_s: float | None  # median time to read STREAM_BYTES, in turn with the step
+    operations: int  # multiplications by weights, and additions
+    peak_per_s: float | None  # median operations/s of `Peak`, in turn with the step
 
     @property
     def weights_gb_per_s(self) -> float:
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def print_share_of_groups(budget_s: float) -> None:
-    """Prints what share of the peak of int8 the scales of groups leave, where that is known."""
+    """Prints the share of the int8 peak that scales of groups leave, if it can be measured."""
     peaks = [Peak(form, hardware.physical_cores()) for form in ("int8", WITH_SCALES)]
     if not peaks[1].multiply():
         return
@@ -125,7 +125,7 @@ def print_share_of_groups(budget_s: float) -> None:
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[tuple[Path, str]]:
-    """Models, and the forms of their weights."""
+    """Yields models with the forms of their weights."""
     if arguments.file is not None:
         yield from ((arguments.file, form) for form in ("file", "int8"))
         return
@@ -168,13 +168,13 @@ def measure(
     runner = KernelRunner(path, options)
     runner.load()
     place_own_pages(runner)
-    runner._cache.pages.fill(0)  # takes the memory, of which there is else one page of zeros
+    runner._cache.pages.fill(0)  # allocates the memory, which else is one shared page of zeros
     decoder = runner.decoder
     assert isinstance(decoder, KernelDecoder)
-    weights = linear_weights(decoder._config)  # what a step reads all of
+    weights = linear_weights(decoder._config)  # a step reads all of these
     weight_bytes = sum(len(decoder._packed[name].blocks) for name in weights)
     sizes = {name: math.prod(parameter_shape(parts)) for name, parts in weights.items()}
-    head_size = sizes.pop(HEAD)  # multiplies what draws alone
+    head_size = sizes.pop(HEAD)  # multiplies only tokens that draw
     peak = Peak(form, hardware.physical_cores())
     draw = Draw(SamplingParams(), (), ())
 
@@ -209,14 +209,14 @@ def measure(
 
 
 def linear_bytes(folder: Path, form: str) -> int:
-    """Bytes of the packed weights, all of which a step of one row reads."""
+    """Returns the bytes of the packed weights, all of which a step of one row reads."""
     plan = linear_weights(load_config(folder))
     shapes = (parameter_shape(parts) for parts in plan.values())
     return sum(packed_bytes(FORMS[form], *shape) for shape in shapes)
 
 
 def seconds(steps: Sequence[Callable[[], object]], budget_s: float) -> list[list[float]]:
-    """Wall times of steps taken in turn, of each apart; the first round is not counted."""
+    """Runs steps in turn. Returns the wall times of each step, without the first round."""
     for step in steps:
         step()
     times: list[list[float]] = [[] for _ in steps]

@@ -1,8 +1,8 @@
-"""Cost of a streamed token between the decode step and the socket: `make bench-stream`.
+"""Measures the cost of a streamed token from the decode step to the socket: `make bench-stream`.
 
-The mock server decodes nothing, so all its CPU time is that of the way out: publishing, waking the
-request thread, detokenising, framing, writing. 32 clients read its streams at several paces; the
-server's CPU time over a window, divided by the tokens of that window, is the cost of one.
+The mock server decodes nothing, so all its CPU time is spent on the way out: publishing, waking the
+request thread, detokenising, framing, writing. 32 clients read its streams at several paces. The
+cost of a token is the server's CPU time over a window divided by the window's tokens.
 """
 
 import json
@@ -18,7 +18,7 @@ from benchmarking.machine import describe_machine
 from lab.kit.servers import MOCK_APP, ServedApi, exit_on_sigterm, post_bytes, served
 
 STREAMS = 32
-PROMPT = "x" * 2000  # the mock answers with it: as many tokens
+PROMPT = "x" * 2000  # the mock answers with this prompt, one token per character
 WARM_UP_S = 1.0
 WINDOW_S = 4.0
 STEPS_PER_S = (10, 50, 200, 100_000)
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measure(path: str, steps_per_s: int) -> tuple[float, float]:
-    """Tokens per second of all streams, and the server's CPU seconds per second."""
+    """Returns tokens per second of all streams, and the server's CPU seconds per second."""
     with TemporaryDirectory() as folder:
         settings = {"MOCK_TOKENS_PER_SECOND": steps_per_s, "MAX_SEQ_LEN": 2 * len(PROMPT)}
         with served(Path(folder) / "log", MOCK_APP, **settings) as api:
@@ -71,7 +71,7 @@ def _measure(api: ServedApi, path: str) -> tuple[float, float]:
 
 
 def _read_for(seconds: float, clients: list[socket.socket], request: bytes) -> None:
-    """Read what comes; after the end of an answer the same request is sent again."""
+    """Reads answers, and sends the same request again after each."""
     until_s = time.perf_counter() + seconds
     with selectors.DefaultSelector() as readable:
         for client in clients:

@@ -1,1 +1,1 @@
-"""Measure, fit, plan: what a plan from measurements is worth."""
+"""Benches of the loop measure, fit, plan: they check plans made from measurements."""

@@ -1,13 +1,13 @@
-"""`make bench-loop`: serve, measure, fit, ask the optimizer, and check what it predicts.
+"""Serves, measures, fits, asks the optimizer, and checks its predictions: `make bench-loop`.
 
     python -m lab.benches loop [--model tiny|smollm2|llama] [--runs N]
     python -m lab.benches loop --url http://host:port/v1 [--places 32]
 
-A server is measured in closed loops and, in turn with them, under the Poisson loads to be checked;
-an optimizer is asked over HTTP what those will do. Printed is predicted beside measured TTFT, ITL
-and rates, as a table in Markdown. It ends with 1 when a prediction missed, with 2 when there is
-nothing to compare. A run takes about six minutes, longer where the host of a virtual machine
-disturbs it. Run it on a machine that does nothing else: client and server share its cores.
+A server is measured in closed loops and, in turn with them, under the Poisson loads to be checked.
+An optimizer, asked over HTTP, predicts these loads. The output is a Markdown table of predicted and
+measured TTFT, ITL and rates. The exit status is 1 if a prediction missed, and 2 if there is nothing
+to compare. A run takes about six minutes, or longer if the host disturbs a virtual machine. Run it
+on a machine that does nothing else: client and server share its cores.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from lab.kit.errors import Interrupted
 from lab.kit.servers import ROOT, exit_on_sigterm
 
 RESULTS = ROOT / "var" / "bench" / "loop"
-SPEEDS_FILE = "speeds.json"  # what the server said of its steps meanwhile
+SPEEDS_FILE = "speeds.json"  # what the server reported about its steps during the run
 READINGS = TypeAdapter(Sequence[Reading])
 
 
@@ -117,9 +117,9 @@ def plan_for(given: argparse.Namespace, server: Checked, seed: int, check_s: flo
 def run_loop(
     server: Checked, plan: LoopPlan, asked: OptimizerApi, results: Path = RESULTS
 ) -> tuple[LoopResult, Path]:
-    """The loop against a server, and the folder that holds its run, its fit and its report.
+    """Runs the loop against a server. Returns the result, and the folder with run, fit and report.
 
-    Prompts have a beginning of their own each, so that nothing comes from a prefix cache.
+    All prompts begin differently, so that nothing comes from a prefix cache.
     """
     options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)
     origin = Origin.now()
@@ -136,8 +136,8 @@ def run_loop(
 
 
 def measure(server: Checked, turns: Turns, driver: Driver, origin: Origin) -> Measured:
-    """Keeps what the server said of its steps in the run's folder, too. Raises Interrupted,
-    Disturbed, RowRefused, InvalidResults and NotWritable."""
+    """Measures the rows, and also keeps the server's own step times in the run's folder. Raises
+    Interrupted, Disturbed, RowRefused, InvalidResults and NotWritable."""
     load = next(turns)
     with speed_log(server.speed, origin) as readings:
         while True:

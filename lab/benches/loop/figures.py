@@ -1,5 +1,5 @@
-"""What `bench-loop` finds: figures predicted beside measured, which of them are missed, and the
-table of them all. Pure."""
+"""The results of `bench-loop`: predicted and measured figures, which of them were missed, and their
+table. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval
 from lab.kit.moments import SpeedOfMoments
 
-# What the proof allows, of what was measured,
+# Errors that the proof allows, relative to measurements,
 MAX_TTFT_ERROR, MAX_ITL_ERROR, MAX_RATE_ERROR = 0.20, 0.10, 0.15
-# and of the half width of an interval, up to this share of capacity.
+# and the widest half interval that it allows, up to this share of capacity.
 MAX_HALF_WIDTH, NARROW_UP_TO = 0.30, 0.8
-LEAST_PER_SPEED = 0.01  # of TTFT, to divide by
+LEAST_PER_SPEED = 0.01  # least sensitivity of TTFT to divide by
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A figure predicted, its 95 % interval where there is one, and measured."""
+    """A predicted figure, with its 95 % interval if there is one, and the measurement."""
 
     name: str
     predicted: float
@@ -33,7 +33,7 @@ class Compared:
 
     @property
     def half_width(self) -> float | None:
-        """Of the interval, relative to what is predicted."""
+        """Returns half of the interval's width relative to the prediction."""
         if self.bounds is None:
             return None
         low, high = self.bounds
@@ -41,7 +41,7 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """`missed`, or why it is not."""
+        """Returns `missed`, or why the prediction is not missed."""
         if abs(self.error) <= self.allowed:
             return f"within {self.allowed:.0%}"
         if self.bounds is None or not self.bounds[0] <= self.measured.value <= self.bounds[1]:
@@ -58,10 +58,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One load: all of its rows together."""
+    """The results of one load, from all of its rows."""
 
     share: float  # of the measured capacity
-    rate_per_s: float  # that came due
+    rate_per_s: float  # rate of requests that came due
     methods: tuple[str, ...]
     ttft: Compared
     itl: Compared
@@ -74,12 +74,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class LoopResult:
-    """`by_rate`: the same checks, predicted of their rates alone. `by_loops`: at the speed that the
-    closed loops around them say, where the server's own steps said it.
+    """The result of a loop. `by_rate` are the same checks predicted from their rates alone;
+    `by_loops` use the speed from closed loops around them, if the server's steps gave it.
 
-    `rates`: the capacity and, where the checks cross it, the highest rate with a mean ITL within
-    `level`. `ttft_per_speed`: of each check, the relative change of its predicted TTFT over that of
-    all times.
+    `rates` are the capacity and, if the checks cross it, the highest rate with a mean ITL within
+    `level`. `ttft_per_speed` is, for each check, the relative change of predicted TTFT over the
+    relative change of all times.
     """
 
     fit: Fit
@@ -94,7 +94,7 @@ class LoopResult:
     num_disturbed: int
 
     def misses(self) -> list[str]:
-        """Predictions that are off by more than allowed; empty where the loop is proved."""
+        """Returns predictions that are off by more than allowed; empty if the loop is proved."""
         found = [
             f"{figure.name} at {check.share:.0%} of capacity ({figure.error:+.1%})"
             for check in self.checks
@@ -106,7 +106,7 @@ class LoopResult:
 
 
 def result_lines(result: LoopResult) -> Iterator[str]:
-    """Predicted beside measured, as a table; errors are (predicted - measured) / measured."""
+    """Yields a table of predicted and measured figures. Errors are relative to the measured."""
     assert result.fit.curve is not None
     yield f"- {result.fit.curve.line()}"
     yield f"- {result.speeds.line()}"
@@ -135,7 +135,7 @@ def result_lines(result: LoopResult) -> Iterator[str]:
 
 
 def _sensitivity_line(result: LoopResult) -> str:
-    """How well the speed of a moment has to be known, beside how well it is."""
+    """Returns how well a moment's speed must be known, and how well it is known."""
     parts = []
     for check, per_speed in zip(result.checks, result.ttft_per_speed, strict=True):
         allowed = check.ttft.allowed

@@ -1,4 +1,4 @@
-"""The curve of a server at the speed of each row of a loop."""
+"""Fits a server's curve, and scales it to the speed of each row of a loop."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,26 +15,26 @@ from lab.benches.loop.plan import is_volley
 from lab.kit.curves import at_speed, exact
 from lab.kit.moments import SpeedOfMoments
 
-TTFT_ERROR = 0.1  # of a simulated one, by what a curve is wrong of
-SLOWER = 1.05  # times, to see what a simulation makes of it
-OVERHEAD_ROUNDS = 3  # of what first tokens take beyond a curve, and of the curve given that
-FIRST_HANDLING_MS = 2.0  # of a request, taken to be so where nothing is known yet
-MORE_HANDLING_MS = 0.5  # to see what it makes of a simulation
+TTFT_ERROR = 0.1  # relative error of a simulated TTFT, due to errors of the curve
+SLOWER = 1.05  # factor on times, to find a simulation's sensitivity to speed
+OVERHEAD_ROUNDS = 3  # each fits the overhead given the curve, then the curve given the overhead
+FIRST_HANDLING_MS = 2.0  # handling time of a request before any is known
+MORE_HANDLING_MS = 0.5  # added to find a simulation's sensitivity to handling
 
 Ask = Callable[[LoadPoint, ServiceCurve], Prediction]
 Fitter = Callable[[Points | None], tuple[ServiceCurve, SpeedOfMoments] | None]
-"""A curve, given what requests wait for outside of steps if that is known, and its speeds."""
+"""Takes the overhead outside of steps, if known. Returns a curve and its speeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """`curve`: at slowness 1."""
+    """A server's curve at slowness 1, and its speeds."""
 
     curve: ServiceCurve
     speeds: SpeedOfMoments
 
     def at(self, point: LoadPoint) -> ServiceCurve:
-        """Returns that of a row, without the error of its speed."""
+        """Returns the curve at a row's speed, without the error of the speed."""
         in_tokens, out_tokens = mean_tokens(point.measured)
         curve = self.curve.of_requests(max(in_tokens - 1, 0.0), out_tokens)
         return replace(
@@ -43,7 +43,7 @@ class Moments:
         )
 
     def slowness(self, point: LoadPoint) -> float:
-        """Returns that of a row, on average."""
+        """Returns the mean slowness of a row."""
         return self.speeds.slowness(*_from_to_s(point))
 
 
@@ -61,8 +61,8 @@ def fit_moments(
     loops: Sequence[LoadPoint],
     places: int,
 ) -> Moments | None:
-    """Returns what closed loops say of a server, whose curves are `cut` as it cuts prompts; None
-    for too few of them. `loops`: of all kinds, also of users who ask at once. Raises Unfit."""
+    """Returns a server's curve and speeds from closed loops, or None for too few. `cut` adds how the
+    server cuts prompts. `loops` include users who ask at once. Raises Unfit."""
     found = fit(None)
     if found is None:
         return None
@@ -82,8 +82,8 @@ def _is_within(point: LoadPoint, places: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Beyond:
-    """What first tokens of a closed loop took beyond a simulation of the same requests, in ms;
-    `of_handling`: what each ms of handling makes of the simulated ones."""
+    """The excess of a closed loop's TTFT over a simulation of the same requests, in ms.
+    `of_handling` is the change of the simulated TTFT per ms of handling."""
 
     users: int
     is_volley: bool
@@ -94,8 +94,8 @@ class _Beyond:
 
 
 def _beyond(ask: Ask, point: LoadPoint, moments: Moments) -> _Beyond:
-    """A loop counts the less the more its simulation depends on the machine's speed: near capacity
-    a slightly lower one makes a long queue, which is no overhead."""
+    """Returns the excess of a loop. Its error grows with the simulation's sensitivity to speed:
+    near capacity, a slightly lower speed makes a long queue, which is not overhead."""
     bare = exact(replace(moments.at(point), overhead=None))
     said_ms = ask(point, bare).ttft_ms
     slower_ms = ask(point, at_speed(bare, SLOWER)).ttft_ms
@@ -115,7 +115,7 @@ def _beyond(ask: Ask, point: LoadPoint, moments: Moments) -> _Beyond:
 
 
 def _overhead(loops: Sequence[_Beyond]) -> Points:
-    """Returns the overhead by users, on a straight line that never falls."""
+    """Returns the overhead by number of users, on a straight line that never falls."""
     weights = np.array([each.slowness / each.error_ms for each in loops])
     design = np.stack((weights, weights * [each.users for each in loops]), axis=1)
     left = np.array([each.ms / each.error_ms for each in loops])
@@ -127,8 +127,8 @@ def _overhead(loops: Sequence[_Beyond]) -> Points:
 
 
 def _handling_ms(volleys: Sequence[_Beyond], overhead: Points, known_ms: float) -> float:
-    """Returns how long a request is handled, given what that was taken to be: those that come at
-    once wait for each other, and have the overhead of as many as come before them."""
+    """Returns the handling time of a request, given the assumed `known_ms`. Requests that come at
+    once wait for each other, and have the overhead of the requests before them."""
     if not volleys:
         return 0.0
     weights = np.array([each.slowness * each.of_handling / each.error_ms for each in volleys])

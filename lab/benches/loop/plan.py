@@ -1,9 +1,9 @@
-"""What `bench-loop` measures, and in which order: closed loops and checks in turn.
+"""Plans what `bench-loop` measures, and in which order: closed loops and checks in turn.
 
-The curve is fitted to closed loops alone; Poisson loads are what it is checked with. Between two
-checks there are always closed loops, which say how fast the machine is just then. A row in which
-the host of a virtual machine took too much of it is measured again: by what it took, not by what
-came out. Pure: rows are asked for and their points sent back.
+The curve is fitted to closed loops alone, and checked with Poisson loads. Between two checks there
+are always closed loops, which show how fast the machine is at that moment. A row is measured again
+if the host took too much processor time from a virtual machine; the row's results do not matter for
+that. Pure: a generator yields rows to measure and gets their points back.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -17,40 +17,40 @@ from benchmarking.analysis.search import Shape
 from benchmarking.records import Workload
 from lab.kit.errors import Disturbed
 
-FIRST_EACH = 2  # requests of each user, where nothing is known of their time
-LEAST_EACH = 6  # of each user of a closed loop, of which the last does not count
-MIXED_SCV = 0.05  # of answers' lengths in closed loops: users of equal ones begin together
-CROWDS_EACH = 3  # of each user of a crowd, whose rate alone counts
-AT_ONCE = (2, 4, 8)  # users who think and ask together
-THINK_S = 0.02  # of a single user: who finds a server empty finds it asleep, its caches cold
+FIRST_EACH = 2  # requests of each user before their duration is known
+LEAST_EACH = 6  # least requests of each user of a closed loop; the last does not count
+MIXED_SCV = 0.05  # of answer lengths in closed loops; users of equal ones would begin together
+CROWDS_EACH = 3  # least requests of each user of a crowd, of which only the rate counts
+AT_ONCE = (2, 4, 8)  # numbers of users who pause and ask together
+THINK_S = 0.02  # pause of a single user, who then finds the server idle and its caches cold
 
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """`shape`: what is checked. `places`: requests that the server takes at once. Seconds are per
-    row."""
+    """The plan of a loop. `shape` is the shape of requests to check, `places` the number of
+    requests that the server takes at once. Seconds are per row."""
 
     shape: Shape
     places: int
     closed_s: float
     check_s: float
-    rounds: int = 4  # each with all checks
-    passes: int = 2  # of all closed loops, spread over the rounds
+    rounds: int = 4  # each has all checks
+    passes: int = 2  # each has all closed loops, spread over the rounds
     seed: int = 0
     accelerator: str = "this machine"
-    length_factors: tuple[float, ...] = (0.5, 1.0, 2.0)  # of the prompt length that is checked
-    check_shares: tuple[float, ...] = (0.5, 0.65, 0.8, 0.9)  # of what the crowd gets
+    length_factors: tuple[float, ...] = (0.5, 1.0, 2.0)  # on the prompt length to check
+    check_shares: tuple[float, ...] = (0.5, 0.65, 0.8, 0.9)  # of the crowd's rate
     max_stolen_share: float = 0.1  # of a core, in a row that counts
     max_disturbed: int = 40  # rows that do not count
 
     @property
     def crowd(self) -> Workload:
-        """More users than the server has places: their rate is its capacity."""
+        """Returns a load of more users than the server has places. Its rate is the capacity."""
         return self.shape.at_concurrency(2 * self.places, FIRST_EACH)
 
     def closed_loops(self) -> list[Workload]:
-        """1, 2, 4, ... users with the shortest and the longest prompts; with those that are checked
-        the numbers between, and as many users as places: most of what is checked is near them."""
+        """Returns loops of 1, 2, 4, ... users with the shortest and longest prompts, and loops with
+        the checks' prompts of the numbers between and of all places, which most checks are near."""
         short, same, long = (self._with_prompts(factor) for factor in self.length_factors)
         doubled = list(_doubled(self.places))
         between = [(low + high) // 2 for low, high in pairwise(doubled) if high > low + 1]
@@ -66,7 +66,7 @@ class LoopPlan:
         ]
 
     def volleys(self) -> list[Workload]:
-        """Users with equal requests, who end together and, after a pause, ask again at once."""
+        """Returns loads of users with equal requests, who end together, pause, and ask at once."""
         return [
             replace(self.shape.at_concurrency(users, FIRST_EACH), think_s=THINK_S)
             for users in AT_ONCE
@@ -88,8 +88,8 @@ class LoopPlan:
         return self.in_turn(rounds)
 
     def in_turn(self, rounds: Sequence[Sequence[Workload]]) -> list[tuple[Workload, bool]]:
-        """Returns rounds of checks, in order, and between them, in random order, all the closed
-        loops and volleys of all passes and a crowd for each round."""
+        """Returns the rounds of checks in order. Between checks are the closed loops and volleys of
+        all passes, in random order, and a crowd per round."""
         rng = Random(self.seed)
         closed = []
         for _ in range(self.passes):
@@ -118,14 +118,14 @@ def _doubled(places: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """All that was measured, in order. `checked` and `disturbed` are numbers of rows."""
+    """All measured rows, in order. `checked` and `disturbed` are indices of rows."""
 
     points: tuple[LoadPoint, ...]
     checked: tuple[int, ...]
     disturbed: tuple[int, ...]
 
     def crowds(self, plan: LoopPlan) -> list[LoadPoint]:
-        """The loops of more users than places."""
+        """Returns the loops of more users than places."""
         return [
             point
             for row, point in enumerate(self.points)
@@ -133,7 +133,7 @@ class Rows:
         ]
 
     def closed(self) -> list[LoadPoint]:
-        """Without the first row, in which the server met its first requests."""
+        """Returns the closed loops without the first row, in which the server was new."""
         return [
             point
             for row, point in enumerate(self.points)
@@ -152,13 +152,13 @@ class Rows:
 
 
 def is_volley(load: Workload) -> bool:
-    """Whether its users, of whom there are several, ask together."""
+    """Returns whether a load's users, of whom there are several, ask together."""
     return load.think_s > 0 and (load.concurrency or 0) > 1
 
 
 @dataclass(slots=True)
 class _Times:
-    """How many requests of a user fill the time, by what loops of other sizes took."""
+    """Chooses how many requests of a user fill a time, from the times of loops of other sizes."""
 
     places: int
     e2e_s_by_users: dict[int, float] = field(default_factory=dict)
@@ -179,13 +179,13 @@ class _Times:
 
 Turns = Generator[Workload, LoadPoint, Rows]
 Loads = Callable[[float], Sequence[tuple[Workload, bool]]]
-"""What is measured, given a capacity in requests per second, and which of it are checks."""
+"""Takes the capacity in requests per second. Returns loads, and whether each is a check."""
 
 
 def measure_in_turn(plan: LoopPlan, loads: Loads | None = None) -> Turns:
-    """One user, the crowd, which finds the capacity, then closed loops and checks, and the crowd
-    again. `loads`: in place of the plan's. A row in which the host took too much is measured again
-    at once. Raises Disturbed."""
+    """Measures one user, the crowd, which finds the capacity, then closed loops and checks, and the
+    crowd again. `loads` replaces the plan's. A row in which the host took too much is measured
+    again at once. Raises Disturbed."""
     points: list[LoadPoint] = []
     disturbed: list[int] = []
     times = _Times(plan.places)

@@ -1,10 +1,10 @@
-"""The loop's proof: fit a service curve, ask the optimizer of every check, set beside what was.
+"""The loop's proof: fits a service curve, predicts every check, and compares with measurements.
 
-Each row that is checked has a prediction of its own, of its requests as they came due and at the
-speed of that moment, which the server's steps in it say, or else the closed loops around it; a
-load's is the mean over its rows. How far a guess of the speed is off goes into its interval, less
-where several rows are averaged. Of the rate alone the optimizer says what holds in the long run,
-from which some seconds may be far off.
+Each row to check has a prediction of its own, for its requests as they came due and at the speed of
+its moment. The speed comes from the server's steps, or else from the closed loops around the row. A
+load's prediction is the mean over its rows. The error of the speed is part of the interval, less so
+if several rows are averaged. From a rate alone, the optimizer predicts the long run, from which a
+few seconds may differ much.
 """
 
 import math
@@ -45,12 +45,12 @@ from lab.kit.questions import max_rate, request_shape
 from lab.kit.replays import replay
 
 At = tuple[LoadPoint, ServiceCurve]
-"""A row, and the curve of its moment."""
+"""A row, and the curve at the speed of its moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`readings`: what the server said of its steps meanwhile, if it does."""
+    """The rows of a run. `readings` are the server's reports of its steps, if it makes any."""
 
     run: Run
     rows: Rows
@@ -59,34 +59,34 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How a server cuts prompts to fit into its steps, which loops do not show."""
+    """How a server cuts prompts to fit into its steps. Loops do not show this."""
 
     chunk_tokens: int | None = None
     budget_tokens: int | None = None
 
     def of(self, curve: ServiceCurve) -> ServiceCurve:
-        """Returns the curve of a server that cuts so."""
+        """Returns the curve with these cuts."""
         return replace(curve, chunk_tokens=self.chunk_tokens, budget_tokens=self.budget_tokens)
 
 
 NO_CUTS = Cuts()
-OTHERWISE = 1.05  # times as fast and as slow, to see what follows from the machine's speed
+OTHERWISE = 1.05  # factor on speed, up and down, to find the sensitivity to it
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An optimizer, and the performance data it is asked about at any curve."""
+    """An optimizer, and the performance data of queries, to which a curve is added."""
 
     optimizer: OptimizerApi
     perf: Mapping[str, Any]
 
     def of_requests(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
-        """Returns what its simulation says of just the requests of a row."""
+        """Returns the simulation's prediction for exactly the requests of a row."""
         shape = request_shape(part.measured)
         return replay(self._at(curve, shape), part, shape, curve.slowness)
 
     def of_rate(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
-        """Returns what it says of the rate of a row, in the long run. Raises OptimizerUnusable."""
+        """Returns the long-run prediction for a row's rate. Raises OptimizerUnusable."""
         answered = succeeded(part.measured)
         _, out_tokens = mean_tokens(answered)
         lengths = [output_tokens(record) for record in answered]
@@ -95,22 +95,22 @@ class Asked:
         return self.optimizer.analyze(self._at(curve, shape), shape, part.offered_per_s, spread)
 
     def max_rate_per_s(self, like: LoadPoint, curve: ServiceCurve, slo: Slo) -> float | None:
-        """Returns the highest rate of such requests with means within `slo`."""
+        """Returns the highest rate of requests like `like` with means within `slo`."""
         shape = request_shape(like.measured)
         found = max_rate(self.optimizer, self._at(curve, shape), shape, slo)
         return None if found is None else found.rate_per_s
 
     def _at(self, curve: ServiceCurve, shape: tuple[int, int]) -> dict[str, Any]:
-        """With the same rows whatever the length of answers: of another `atTokens` the optimizer
-        would have more for shorter ones."""
+        """Returns performance data with the same number of rows for any length of answers. With
+        another `atTokens`, the optimizer would assume more rows for shorter answers."""
         _, out_tokens = shape
         return {**self.perf, "atTokens": out_tokens, "serviceCurve": curve.as_json()}
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What was learned of a server, and whom to ask what follows from it. `by_loops`: as of any
-    server; `moments`: by its own steps, where it counts them."""
+    """The fit of a server. `by_loops` uses closed loops only, as for any server; `moments` uses the
+    server's own steps if it counts them."""
 
     fit: Fit
     by_loops: Moments
@@ -118,18 +118,18 @@ class Fitted:
     asked: Asked
 
     def at_moments(self, points: Sequence[LoadPoint], moments: Moments | None = None) -> list[At]:
-        """Returns the rows with their curves; errors of the speed are those of a mean over them."""
+        """Returns the rows with their curves, whose speed error is that of a mean over the rows."""
         moments = moments or self.moments
         error = moments.speeds.error / len(points) ** 0.5
         return [(point, replace(moments.at(point), speed_error=error)) for point in points]
 
 
 def fitted(plan: LoopPlan, measured: Measured, optimizer: OptimizerApi, cuts: Cuts) -> Fitted:
-    """Raises Unfit."""
+    """Fits the measured rows. Raises Unfit."""
     rows = measured.rows
     closed = rows.closed()
     loops = closed_loops(closed, plan.places)
-    # More rows than a loop has users: none waits for one, also where steps are simulated slower.
+    # More rows than a loop has users, so that no request waits, even with slower simulated steps.
     perf = {
         "name": plan.shape.model,
         "acc": plan.accelerator,
@@ -161,7 +161,7 @@ def fitted(plan: LoopPlan, measured: Measured, optimizer: OptimizerApi, cuts: Cu
 def prove(
     plan: LoopPlan, measured: Measured, optimizer: OptimizerApi, cuts: Cuts = NO_CUTS
 ) -> LoopResult:
-    """Raises Unfit and OptimizerUnusable."""
+    """Fits the rows and checks predictions. Raises Unfit and OptimizerUnusable."""
     found = fitted(plan, measured, optimizer, cuts)
     rows, asked = measured.rows, found.asked
     of_load = _by_share(plan, rows)
@@ -193,7 +193,7 @@ def prove(
 
 
 def _by_share(plan: LoopPlan, rows: Rows) -> list[tuple[float, list[LoadPoint]]]:
-    """The rows of each load, with its share of the capacity; ascending."""
+    """Returns the rows of each load with its share of the capacity, ascending."""
     of_load: dict[Workload, list[LoadPoint]] = {}
     for row in rows.checked:
         of_load.setdefault(rows.points[row].load, []).append(rows.points[row])
@@ -231,8 +231,8 @@ def _check(ask: Ask, share: float, moments: Sequence[At]) -> Check:
 
 
 def _answered_per_s(said: Prediction, part: LoadPoint) -> float:
-    """Returns how many requests of a row would end a second while its load was held, as
-    `throughput_per_s` counts them, if each took the mean time that is predicted."""
+    """Returns the requests of a row that would end per second while its load was held, counted like
+    `throughput_per_s`, if each took the predicted mean time."""
     ended = sum(
         part.from_s
         <= record.scheduled_s + (said.ttft_ms + said.itl_ms * (output_tokens(record) - 1)) / 1000
@@ -243,7 +243,7 @@ def _answered_per_s(said: Prediction, part: LoadPoint) -> float:
 
 
 def _ttft_per_speed(ask: Ask, part: LoadPoint, curve: ServiceCurve) -> float:
-    """Returns the elasticity of TTFT with regard to all times of the curve."""
+    """Returns the elasticity of TTFT to all times of the curve."""
     slow, fast = (
         ask(part, at_speed(exact(curve), slowness)).ttft_ms
         for slowness in (OTHERWISE, 1 / OTHERWISE)
@@ -259,7 +259,7 @@ def _capacity(asked: Asked, crowds: Sequence[At]) -> Compared:
 
 
 def _within_level(asked: Asked, checks: Sequence[Check], middle: Sequence[At]) -> Compared | None:
-    """The highest rate that keeps the mean ITL at a level between those of the `middle` checks."""
+    """Compares the highest rate that keeps the mean ITL at the level of the `middle` checks."""
     level_ms = _level_ms(checks)
     points = [(check.rate_per_s, check.itl.measured.value) for check in checks]
     crossed_per_s = crossing_per_s(points, level_ms)
@@ -277,9 +277,8 @@ def _level_ms(checks: Sequence[Check]) -> float:
 
 
 def crossing_per_s(points: Iterable[tuple[float, float]], level: float) -> float | None:
-    """The rate at which a mean crosses its level, on straight lines between points of (rate, mean).
-
-    None where all are above it, or all below."""
+    """Returns the rate at which a mean crosses a level, on straight lines between points of (rate,
+    mean); None if it does not."""
     for (low, below), (high, above) in pairwise(sorted(points)):
         if below <= level < above:
             return low + (high - low) * (level - below) / (above - below)

@@ -1,4 +1,4 @@
-"""The servers that `bench-loop` and `bench-truth` check, and the optimizer they ask."""
+"""Starts the servers that `bench-loop` and `bench-truth` check, and the optimizer they ask."""
 
 import json
 import subprocess
@@ -39,9 +39,9 @@ LLAMA_CHUNK_TOKENS = 2048  # its n_batch
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A server to be checked. `speed_url`: where it says what its steps take, if it does.
+    """A server to check. `speed_url` is where it reports its step times, if it does.
 
-    `chunk_tokens`: most of prompts in a step, of a server that does not say."""
+    `chunk_tokens` is the most prompt tokens in a step, for a server that does not report it."""
 
     target: Endpoint
     model: str
@@ -51,26 +51,26 @@ class Checked:
     chunk_tokens: int | None = None
 
     def cuts(self) -> Cuts:
-        """How it cuts prompts, by its own word or by ours. Raises InvalidResults."""
+        """Returns how it cuts prompts, by its report or `chunk_tokens`. Raises InvalidResults."""
         said = self.speed()
         return (
             Cuts(self.chunk_tokens) if said is None else Cuts(said.chunk_tokens, said.budget_tokens)
         )
 
     def speed(self) -> Speed | None:
-        """Returns its own word; None of a server that says nothing. Raises InvalidResults."""
+        """Returns the server's report; None if it makes none. Raises InvalidResults."""
         return None if self.speed_url is None else read_speed(f"{self.speed_url}#{self.model}")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A server that the bench starts, and the requests that suit it. `settings`: of ours."""
+    """A server that the bench starts, and requests that suit it. `settings` are for Hearth."""
 
     input_tokens: int
     output_tokens: int
     tokenizer: str = SERVER
     settings: Mapping[str, Any] = field(default_factory=dict)
-    fetch: Callable[[], Path] | None = None  # returns MODEL; None: the embedded one
+    fetch: Callable[[], Path] | None = None  # returns MODEL; None means the embedded model
 
 
 KINDS = {
@@ -82,7 +82,7 @@ KINDS = {
 
 @contextmanager
 def hearth(kind: Kind) -> Iterator[Checked]:
-    """Ours. No prefix is reused: requests have a system prompt in common, and nothing else."""
+    """Yields our server, without reuse of prefixes: requests share only the system prompt."""
     settings = {**kind.settings, "PREFIX_REUSE": False}
     if kind.fetch is not None:
         settings["MODEL"] = kind.fetch()
@@ -96,7 +96,7 @@ def hearth(kind: Kind) -> Iterator[Checked]:
 
 @contextmanager
 def llama() -> Iterator[Checked]:
-    """llama.cpp's own server, with the weights of the embedded model. Raises TargetUnusable."""
+    """Yields llama.cpp's own server with the embedded model's weights. Raises TargetUnusable."""
     try:
         print(f"llama.cpp: {install(PREBUILT_LLAMA)}", flush=True)
     except NotInstalled as error:
@@ -111,7 +111,7 @@ def llama() -> Iterator[Checked]:
 
 @contextmanager
 def running(url: str, model: str | None, places: int | None, tokenizer: str) -> Iterator[Checked]:
-    """Any server that speaks OpenAI's API, already there. Raises TargetUnusable."""
+    """Yields a running server that speaks OpenAI's API. Raises TargetUnusable."""
     target = Endpoint("openai", url)
     places = places or user_rows(target)
     if places is None:
@@ -130,7 +130,7 @@ def _first_model(target: Endpoint) -> str:
 
 @contextmanager
 def optimizer() -> Iterator[OptimizerApi]:
-    """A stateless optimizer of our own."""
+    """Yields a stateless optimizer in a process of its own."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "optimizer"],

@@ -1,4 +1,4 @@
-"""What a server says of its steps while something else is measured."""
+"""Records a server's reports of its steps during a measurement."""
 
 import threading
 import time
@@ -14,12 +14,12 @@ from lab.kit.step_counts import StepsWithin, counts_since, slownesses
 
 PERIOD_S = 0.5
 JOIN_S = 30.0
-LEAST_STEPS_S = 0.2  # of steps that tell a speed
+LEAST_STEPS_S = 0.2  # least time of steps that shows a speed
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`at_s` on the clock of a run."""
+    """A report. `at_s` is on the clock of the run."""
 
     at_s: float
     speed: Speed
@@ -27,8 +27,8 @@ class Reading:
 
 @contextmanager
 def speed_log(ask: Callable[[], Speed | None], origin: Origin) -> Iterator[list[Reading]]:
-    """Asks twice a second, from a thread that is joined at the end, and then once more. The list is
-    for the caller after that; it stays empty of a server that says nothing."""
+    """Asks twice a second in a thread until the block ends, and then once more. The caller may read
+    the list after the block; it stays empty if the server reports nothing."""
     readings: list[Reading] = []
     ends = threading.Event()
 
@@ -36,7 +36,7 @@ def speed_log(ask: Callable[[], Speed | None], origin: Origin) -> Iterator[list[
         try:
             said = ask()
         except InvalidResults:
-            return True  # the next may be answered
+            return True  # the next question may be answered
         if said is not None:
             readings.append(Reading(time.monotonic() - origin.monotonic_s, said))
         return said is not None
@@ -56,8 +56,8 @@ def speed_log(ask: Callable[[], Speed | None], origin: Origin) -> Iterator[list[
 
 
 def steps_course(readings: Sequence[Reading]) -> StepsCourse | None:
-    """Returns how slow steps were from reading to reading, or over several that had too few of
-    them; None of a server that does not count them."""
+    """Returns the slowness of steps from reading to reading, joining readings with too few steps;
+    None if the server does not count steps."""
     moments: list[StepsWithin] = []
     last = readings[0] if readings else None
     for each in readings[1:]:

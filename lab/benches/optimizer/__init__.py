@@ -1,1 +1,1 @@
-"""The optimizer's solvers."""
+"""Benches of the optimizer and its solvers."""

@@ -1,9 +1,9 @@
-"""Time the optimizer takes, how it grows with servers, and greedy's distance from the optimum.
+"""Measures the optimizer's time, its growth with servers, and greedy's distance from the optimum.
 
     python -m lab.benches optimizer [--sizes 10,100,1000,10000] [--json FILE]
 
-Every server has its own load and request shape, so no sizing is shared; times are CPU seconds of
-this process, the least of three runs. Run it on an idle machine: the caches are shared too.
+Every server has its own load and request shape, so no sizing is shared. Times are CPU seconds of
+this process, the least of three runs. Run it on an idle machine, because caches are shared, too.
 """
 
 import argparse
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def random_system(servers: int, seed: int, capacity: float) -> dict[str, Any]:
-    """`capacity`: cards of each type per server."""
+    """Returns a random system with `capacity` cards of each type per server."""
     rng = random.Random(seed)
     types = [f"T{j}" for j in range(ACCELERATORS)]
     models = [f"m{k}" for k in range(10)]
@@ -89,7 +89,7 @@ def _server(rng: random.Random, index: int, models: list[str]) -> dict[str, Any]
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Least CPU seconds of a few runs, and the result."""
+    """Returns the least CPU seconds of a few runs, and the result."""
     best, result = float("inf"), None
     for _ in range(REPEATS):
         start = time.process_time()
@@ -149,7 +149,7 @@ def measure_milp() -> tuple[float, Solution]:
 
 @dataclass(frozen=True)
 class Scarce:
-    """Greedy beside the optimum on random scarce systems."""
+    """Greedy compared with the optimum on random scarce systems."""
 
     systems: int
     same_servers: int  # systems in which both serve the same servers

@@ -1,11 +1,11 @@
-"""The limited solvers beside the MILP: cost, service and time on random scarce systems.
+"""Compares the solvers for limited cards with the MILP: cost, service and time on random systems.
 
     python -m lab.benches solver [--sizes 30,500] [--systems 50] [--json FILE]
 
-Cost is compared at equal service: with the MILP for just the servers that the solver serves, or
-with the bound it proves where it stops at a gap. Times are CPU seconds of this process, the least
-of three runs, solvers in turn; the whole solve adds the candidates. The constants of the price
-solver were chosen on the seeds `tuned` (and on scarcer systems of 30 servers), not on `held out`.
+Cost is compared at equal service: with the MILP for only the servers that the solver serves, or
+with the bound that the MILP proves if it stops at a gap. Times are CPU seconds of this process, the
+least of three runs, with solvers in turn; the whole solve adds the candidates. The price solver's
+constants were chosen on the seeds `tuned` (and on scarcer systems of 30 servers), not `held out`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from optimizer.solver.prices import PriceSolver
 from optimizer.system import System
 
 FIRST_SEEDS = {"tuned": 100, "held out": 50_000}
-LEAST_CARDS, MOST_CARDS = 0.8, 2.5  # of each type, per server
+LEAST_CARDS, MOST_CARDS = 0.8, 2.5  # cards of each type, per server
 REPEATS = 3
 MILP = MilpSolver(MilpOptions(False, time_limit_s=120.0, relative_gap=1e-4), Scarcity())
 SOLVERS: Mapping[str, Solver] = {
@@ -43,10 +43,10 @@ class Case:
     """One solver on one system."""
 
     served: int
-    serves_as_many: bool  # as the MILP, of each priority
-    ratio: float  # cost over that of the MILP for the same servers
+    serves_as_many: bool  # whether it serves as many of each priority as the MILP
+    ratio: float  # cost over the MILP's for the same servers
     cpu_s: float
-    whole_cpu_s: float  # with the candidates
+    whole_cpu_s: float  # includes the candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def cpu_times(system: System, problem: Problem) -> dict[str, float]:
 
 
 def least_cost(problem: Problem, solution: Solution, best: Solution) -> tuple[float, float]:
-    """Returns what the MILP proves that the served servers cost at least, and its gap."""
+    """Returns the MILP's lower bound for the cost of the servers that are served, and its gap."""
     if solution.choices.keys() != best.choices.keys():
         served = tuple(c for c in problem.contenders if c.server in solution.choices)
         best = MILP.solve(Problem(served, problem.cards))

@@ -1,1 +1,1 @@
-"""What the proxy adds."""
+"""Benches of the proxy."""

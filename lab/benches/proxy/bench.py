@@ -1,12 +1,12 @@
-"""`make bench-proxy`: what the proxy costs, beside no proxy and other gateways, in one run.
+"""Compares the proxy's costs with no proxy and with other gateways: `make bench-proxy`.
 
-One scripted upstream answers all of them. Of streams whose tokens come at a steady pace: the delay
-of each token, the memory of a stream and the processor time of a token. Of small requests in a
-closed loop: how many there are in a second, and in a second of processor time. With options, more:
-very many streams, the highest token rate whose delays stay small, and what 32 streams notice of
-thousands of hostile sockets. nginx and Envoy relay unbuffered and check no token; LiteLLM checks
-one, reads answers, and writes them anew. Each of them has two processes or threads.
-Time it alone: upstream, client and proxy already share the cores.
+One scripted upstream answers all of them. For streams with a steady pace, the bench measures the
+delay of each token, memory per stream and processor time per token. For small requests in a closed
+loop, it measures requests per second, and per second of processor time. Options add more: very many
+streams, the highest token rate with small delays, and the effect of thousands of hostile sockets on
+32 streams. nginx and Envoy relay unbuffered and check no token. LiteLLM checks a token, parses
+answers and writes them anew. Each of these has two processes or threads. Nothing else may use the
+cores, which upstream, client and proxy already share.
 """
 
 import argparse
@@ -45,13 +45,13 @@ LOOP_CLIENTS = 64
 NUM_VICTIMS = 32
 SLOW_READERS = 500
 HALF_A_HEAD = b"G"
-LATE_S = 10.0  # after which what is still to come of streams counts as lost
+LATE_S = 10.0  # tokens later than this count as lost
 WARM_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Streams, and the tokens per second of each."""
+    """A number of streams, and the tokens per second of each."""
 
     num_streams: int
     tokens_per_s: float
@@ -70,7 +70,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Delays of tokens over all streams of one measurement, and what these cost."""
+    """Delays of tokens over all streams of one measurement, and their costs."""
 
     p50_ms: float
     p99_ms: float
@@ -83,7 +83,7 @@ class Delays:
     def of(
         cls, clients: list[StreamClient], begun_ns: int, memory_bytes: int, cpu_s: float
     ) -> "Delays":
-        """Delays only of what was sent once all streams had begun."""
+        """Returns the delays of tokens sent after all streams had begun."""
         delays_ms = [
             delay_ns / 1e6
             for client in clients
@@ -102,7 +102,7 @@ class Delays:
 
 
 class Bench:
-    """Measures and prints. `num_faults` counts what the proxy lost, reordered or failed to
+    """Measures and prints. `num_faults` counts what the proxy lost, reordered or did not
     answer."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Bench:
         return result
 
     def delays(self, targets: Sequence[Target], load: Load) -> None:
-        """A table: what is added to what the upstream itself takes."""
+        """Print a table of delays, and of the delays added to the upstream's own."""
         columns = ["p50 ms", "p99 ms", "p99 added", "lost", "out of order", "KiB/stream"]
         print(f"\n{load}\n\n{_row(['', *columns, 'CPU us/token'])}\n{_rule(8)}")
         direct: Delays | None = None
@@ -135,12 +135,12 @@ class Bench:
             cells += ["" if direct is result else f"{result.p99_ms - direct.p99_ms:.2f}"]
             cells += [str(result.num_lost), str(result.num_out_of_order)]
             costs = [f"{result.kib_per_stream:.1f}", f"{result.cpu_us_per_token:.1f}"]
-            if result.cpu_us_per_token < 0:  # a process of it has ended meanwhile, with its time
+            if result.cpu_us_per_token < 0:  # one of its processes has ended, with its time
                 costs[1] = "restarted"
             print(_row([target.name, *cells, *(costs if target.pid else ["", ""])]), flush=True)
 
     def highest_rate(self, targets: Sequence[Target], load: Load) -> None:
-        """Half as many tokens again at each step, for as long as their delays stay small."""
+        """Print the highest rate. Raises the rate by half at each step while delays stay small."""
         print(f"\nHighest rate of {load.num_streams} streams, p99 at most {MAX_P99_MS:g} ms\n")
         print(f"{_row(['', 'tokens/s', 'p99 ms at the next'])}\n{_rule(3)}")
         for target in targets:
@@ -156,7 +156,7 @@ class Bench:
     def small_requests(
         self, what: str, targets: Sequence[Target], seconds: float, ask: Callable[[Target], bytes]
     ) -> None:
-        """Requests per second, and per second of the target's own processor time."""
+        """Print requests per second, and per second of the target's own processor time."""
         print(f"\n{what}, {LOOP_CLIENTS} clients in a closed loop for {seconds:g} s\n")
         columns = ["", "requests/s", "p50 ms", "p99 ms", "failed", "requests/CPU s"]
         print(f"{_row(columns)}\n{_rule(len(columns))}")
@@ -171,7 +171,7 @@ class Bench:
             print(_row([target.name, *cells]), flush=True)
 
     def warm(self, target: Target) -> None:
-        """Has every process of it load what it needs."""
+        """Make every process of a target load all that it needs."""
         self._loop(target, chat_request(target.token, 1), WARM_S)
 
     def _loop(self, target: Target, request: bytes, seconds: float) -> ClosedLoop:
@@ -181,7 +181,7 @@ class Bench:
         return results
 
     def hostile(self, target: Target, load: Load, num_sockets: int) -> None:
-        """Gaps between tokens of 32 streams without and with a crowd, and `/health` meanwhile."""
+        """Print token gaps of 32 streams, and `/health` times, with and without a hostile crowd."""
         crowd = f"{num_sockets} silent sockets, as many with one byte, {SLOW_READERS} slow readers"
         print(f"\n{crowd}\n")
         gaps = ["gap p50 ms", "gap p99 ms", "longest gap ms"]
@@ -199,7 +199,7 @@ class Bench:
         before_bytes = target.memory_bytes()
         victims = await open_streams(target.port, request, NUM_VICTIMS, load.num_tokens)
         health = asyncio.create_task(self._slowest_health(target, load.seconds))
-        # A process of its own: this one must not be busy when a token comes.
+        # The crowd is a process of its own, because this one must not be busy when a token comes.
         crowd = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "lab.benches.proxy.bench", "--crowd", str(target.port),
             "--hostile", str(num_sockets), "--token", target.token,
@@ -217,7 +217,7 @@ class Bench:
         return gaps_ms, await health, added_bytes / 2**20
 
     async def _slowest_health(self, target: Target, seconds: float) -> float:
-        """The longest of one new connection's `/health` after the other, in ms."""
+        """Returns the longest time of `/health` in ms, over new connections one after the other."""
         slowest_s, deadline_s = 0.0, time.monotonic() + 0.8 * seconds
         while (start_s := time.monotonic()) < deadline_s:
             reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
@@ -240,7 +240,7 @@ def _rule(num_columns: int) -> str:
 
 
 def press(port: int, num_sockets: int, token: str) -> None:
-    """Be the crowd, until somebody ends it."""
+    """Runs the crowd until this process is ended."""
     crowd = Crowd(port)
     if num_sockets:
         crowd.add(SLOW_READERS, http_request("POST", "/inference/flood", token), 4096)
@@ -250,7 +250,7 @@ def press(port: int, num_sockets: int, token: str) -> None:
 
 
 def p50_p99(values: list[float]) -> tuple[float, float]:
-    """Of fewer than two values none is known."""
+    """Returns p50 and p99; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan, math.nan
     return median(values), quantiles(values, n=100)[98]
@@ -288,7 +288,7 @@ def run(targets: Targets, bench: Bench, arguments: argparse.Namespace) -> None:
 
 
 def _has_room(load: Load, target: Target) -> bool:
-    """Envoy is one process, with two sockets for each stream; LiteLLM takes so many for minutes."""
+    """Envoy is one process, with two sockets per stream; LiteLLM takes minutes for the load."""
     _, num_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     return target.relays_lists and (target.name != "envoy" or 2 * load.num_streams < num_files)
 
@@ -325,5 +325,5 @@ def main() -> None:
         sys.exit(f"the proxy lost, reordered or refused {bench.num_faults} times")
 
 
-if __name__ == "__main__":  # one of its other processes
+if __name__ == "__main__":  # in the bench's other processes
     main()

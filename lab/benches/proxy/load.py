@@ -1,9 +1,9 @@
-"""Both sides of a proxy in `bench-proxy`: an upstream that follows a script, and clients.
+"""Both sides of a proxy in `bench-proxy`: a scripted upstream, and clients.
 
-They speak OpenAI's chat completions, which gateways read and write anew. Every token carries its
-number and the time it was sent (one clock for all processes of a machine), so that loss, order and
-delay are read from what arrives. All of it is written for being cheap, on uvloop: upstream, client
-and proxy share the cores. Event loop only.
+They speak OpenAI's chat completions, which gateways parse and write anew. Every token carries its
+number and the time it was sent (all processes of a machine share a clock), so that tokens show
+loss, order and delay when they arrive. The code is written to be cheap, on uvloop, because
+upstream, client and proxy share the cores. Event loop only.
 """
 
 import asyncio
@@ -35,21 +35,21 @@ READY_BODY = b'{"status": "ready"}'
 
 
 def whole(body: bytes) -> bytes:
-    """An answer of a small JSON."""
+    """Returns a complete answer with a small JSON body."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     return head % len(body) + body
 
 
 LIST, ANSWER, READY = map(whole, (LIST_BODY, ANSWER_BODY, READY_BODY))
 END_OF_STREAM = b"\r\n0\r\n\r\n"
-# Connections that are being made at a time: a listening socket's backlog is bounded.
+# Connections being opened at a time; bounded, because a listening socket's backlog is.
 MAX_CONNECTING = 200
 CONNECT_TIMEOUT_S = 30.0
 FLOOD_BUFFER_BYTES = 64 * 1024
 
 
 def body_length(data: bytes, end: int) -> int | None:
-    """What the head that ends there says. Not by a pattern, which takes the time of a request."""
+    """Returns the content length in the head before `end`. A regular expression is too slow."""
     head = data[:end].lower()
     at = head.find(CONTENT_LENGTH)
     return int(head[at + len(CONTENT_LENGTH) : head.find(b"\r", at + 2)]) if at >= 0 else None
@@ -63,7 +63,7 @@ def http_request(method: str, path: str, token: str, body: bytes = b"") -> bytes
 
 
 def chat_request(token: str, num_tokens: int, per_s: float | None = None) -> bytes:
-    """A question for so many tokens: a stream of so many each second, or all in one answer."""
+    """Returns a request for `num_tokens`, streamed with `per_s` per second, or in one answer."""
     message = {"role": "user", "content": str(per_s)}
     fields = {"model": MODEL, "messages": [message], "max_tokens": num_tokens}
     body = json.dumps(fields | ({} if per_s is None else {"stream": True})).encode()
@@ -71,11 +71,11 @@ def chat_request(token: str, num_tokens: int, per_s: float | None = None) -> byt
 
 
 class UpstreamProtocol(asyncio.Protocol):
-    """Answers `chat_request`; /inference/flood for ever and as fast as it is read; all other paths
-    with a small JSON."""
+    """Answers `chat_request`, /inference/flood with endless data as fast as it is read, and all
+    other paths with a small JSON."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
         self.buffer = b""
         self.is_flooding = False
 
@@ -97,7 +97,7 @@ class UpstreamProtocol(asyncio.Protocol):
         fields = json.loads(body) if path == CHAT else {}
         if path == "/inference/flood":
             self.begin_stream("text/plain")
-            # Or hundreds of floods would fill hundreds of large buffers, at the others' expense.
+            # Without this, hundreds of floods would fill large buffers at the expense of others.
             sock = self.transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, FLOOD_BUFFER_BYTES)
             self.is_flooding = True
@@ -140,12 +140,12 @@ async def serve_upstream(port: int) -> None:
 
 
 class StreamClient(asyncio.Protocol):
-    """One stream's tokens, as they come. `delays_ns` in order of arrival."""
+    """Reads one stream. `delays_ns` has the delays of tokens in order of arrival."""
 
     def __init__(self, request: bytes, num_tokens: int) -> None:
         self.request = request
         self.num_tokens = num_tokens
-        self.begun = asyncio.get_running_loop().create_future()  # its first token is here
+        self.begun = asyncio.get_running_loop().create_future()  # set at the first token
         self.ended = asyncio.get_running_loop().create_future()
         self.pending = b""
         self.delays_ns: list[int] = []
@@ -186,7 +186,7 @@ class StreamClient(asyncio.Protocol):
 async def open_streams(
     port: int, request: bytes, count: int, num_tokens: int
 ) -> list[StreamClient]:
-    """That many streams, all of whose requests have been sent."""
+    """Opens `count` streams. Returns when all requests have been sent."""
     loop = asyncio.get_running_loop()
     places = asyncio.Semaphore(MAX_CONNECTING)
     clients = [StreamClient(request, num_tokens) for _ in range(count)]
@@ -201,14 +201,14 @@ async def open_streams(
 
 @dataclass(slots=True)
 class ClosedLoop:
-    """Results of kept-alive clients, each of which asks again as soon as it is answered."""
+    """Results of clients that keep connections alive and ask again as soon as answered."""
 
     latencies_ms: list[float] = field(default_factory=list)
     num_failed: int = 0
 
 
 class LoopClient(asyncio.Protocol):
-    """One client of a closed loop; it stops at `deadline_s`."""
+    """One client of a closed loop, which stops at `deadline_s`."""
 
     def __init__(self, request: bytes, deadline_s: float, results: ClosedLoop) -> None:
         self.request, self.deadline_s, self.results = request, deadline_s, results
@@ -255,14 +255,14 @@ async def closed_loop(port: int, request: bytes, num_clients: int, seconds: floa
 
 
 class Crowd:
-    """Hostile clients: plain sockets that say nothing, or little, or do not read."""
+    """Hostile clients: plain sockets that send nothing or little, or do not read."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._sockets: list[socket.socket] = []
 
     def add(self, count: int, said: bytes, receive_buffer_bytes: int = 0) -> None:
-        """`count` more that say this, once."""
+        """Add `count` sockets that send `said` once."""
         for _ in range(count):
             sock = socket.socket()
             if receive_buffer_bytes:

@@ -1,4 +1,4 @@
-"""The processes that `bench-proxy` compares: upstream, proxy, nginx, Envoy, LiteLLM."""
+"""Starts the processes that `bench-proxy` compares: upstream, proxy, nginx, Envoy, LiteLLM."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from lab.kit.servers import ROOT, free_port
 from lab.peers.install import ENVOY, LITELLM, NotInstalled, install
 
 START_TIMEOUT_S = 120.0
-NUM_PROCESSES = 2  # or threads, of each of the others, as of the larger proxy
+NUM_PROCESSES = 2  # processes or threads of each other gateway, as of the larger proxy
 
 NGINX_CONFIG = """
 daemon off; worker_processes {num_processes}; worker_rlimit_nofile {num_files};
@@ -86,8 +86,8 @@ static_resources:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that answers on a port; `pid` of its process tree, where it is in between. It asks
-    for this token, or for none."""
+    """A server on a port. `pid` is the root of its process tree; None for the upstream itself. It
+    requires `token`; empty means none."""
 
     name: str
     port: int
@@ -100,15 +100,15 @@ class Target:
 
     @property
     def relays_lists(self) -> bool:
-        """Whether a list of models is its upstream's."""
+        """Whether it relays the upstream's list of models."""
         return self.name != "litellm"
 
     def memory_bytes(self) -> int:
-        """Proportional set size, so that pages shared by forked processes count once."""
+        """Returns the proportional set size, in which shared pages of processes count once."""
         return sum(process.memory_full_info().pss for process in self._tree())
 
     def cpu_s(self) -> float:
-        """Processor time so far."""
+        """Returns the processor time so far."""
         times = (process.cpu_times() for process in self._tree())
         return sum(each.user + each.system for each in times)
 
@@ -125,12 +125,12 @@ def listens(port: int) -> bool:
 
 
 class NotListening(Exception):
-    """A process that does not come up."""
+    """A process did not start to listen."""
 
 
 @contextmanager
 def serving(command: list[str], port: int, env: dict[str, str]) -> Iterator[int]:
-    """A process that listens on `port`, stopped at the end of the block; yields its pid. Raises
+    """Runs a process that listens on `port` until the block ends. Yields its pid. Raises
     NotListening."""
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
     deadline_s = time.monotonic() + START_TIMEOUT_S
@@ -146,7 +146,7 @@ def serving(command: list[str], port: int, env: dict[str, str]) -> Iterator[int]
 
 
 class Targets:
-    """Starts what is compared, all of it stopped at the end of the stack."""
+    """Starts the processes to compare. They end with the stack."""
 
     def __init__(self, stack: ExitStack, directory: Path) -> None:
         self._stack = stack
@@ -160,7 +160,7 @@ class Targets:
         self.direct = Target("direct", self._upstream_port)
 
     def others(self, names: Iterable[str]) -> list[Target]:
-        """Those that are installed and start; the rest is named with the reason."""
+        """Returns the gateways that are installed and start. Prints why others are left out."""
         starts: dict[str, Callable[[], Target]] = {
             "nginx": self._nginx,
             "envoy": self._envoy,
@@ -235,20 +235,20 @@ class Targets:
         params = {"model": f"openai/{MODEL}", "api_base": base, "api_key": "none"}
         models = [{"model_name": MODEL, "litellm_params": params}]
         settings = {"model_list": models, "general_settings": {"master_key": token}}
-        config.write_text(json.dumps(settings))  # which is YAML, too
+        config.write_text(json.dumps(settings))  # JSON is valid YAML
         program = str(LITELLM.python.with_name("litellm"))
         command = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-        # By gunicorn, as uvicorn ends a worker that takes over 5 s to import all this.
+        # gunicorn, because uvicorn ends a worker whose imports take more than 5 s.
         command += ["--num_workers", str(NUM_PROCESSES), "--run_gunicorn"]
         print(version)
-        # Its list of prices comes with it; otherwise it asks for one over the network.
+        # Uses the list of prices in the package instead of one from the network.
         env = self._env | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
         return self._start("litellm", command, port, env, token)
 
     def _start(
         self, name: str, command: list[str], port: int, env: dict[str, str], token: str = ""
     ) -> Target:
-        """Returns once it answers. Raises NotListening."""
+        """Starts a target. Returns once it answers. Raises NotListening."""
         target = Target(name, port, self._stack.enter_context(serving(command, port, env)), token)
         deadline_s = time.monotonic() + START_TIMEOUT_S
         headers = {"Authorization": f"Bearer {token}"}
