@@ -61,8 +61,8 @@ def fit_moments(
     loops: Sequence[LoadPoint],
     places: int,
 ) -> Moments | None:
-    """Returns a server's curve and speeds from closed loops, or None for too few. `cut` adds how the
-    server cuts prompts. `loops` include users who ask at once. Raises Unfit."""
+    """Returns a server's curve and speeds from closed loops, or None for too few. `cut` adds how
+    the server cuts prompts. `loops` include users who ask at once. Raises Unfit."""
     found = fit(None)
     if found is None:
         return None

@@ -1,1 +1,1 @@
-"""Unequal replicas behind the proxy."""
+"""Benches of replicas behind the proxy."""

@@ -1,9 +1,9 @@
-"""`make bench-replicas`: tokens/s of 1, 2 and 3 replicas behind the proxy, beside linear growth.
+"""Compares tokens/s of 1 to 3 replicas behind the proxy with linear growth: `make bench-replicas`.
 
-Replicas are API processes with the embedded model, which the actuator of local processes starts,
-lists for the proxy and stops. Each is pinned to a core, in turn, and held to an equal share of it,
-so that client and proxy have cores, too. A closed loop keeps every row busy. Numbers of replicas
-take turns, round after round. Time it alone.
+Replicas are API processes with the embedded model. The actuator for local processes starts them,
+lists them for the proxy and stops them. Replicas are pinned to cores in turn and limited to equal
+shares, so that client and proxy have cores, too. A closed loop keeps every row busy. Numbers of
+replicas take turns, round after round. Nothing else may use the cores.
 """
 
 import argparse
@@ -44,15 +44,15 @@ MOST_REPLICAS, USER_ROWS = 3, 8
 STREAMS_PER_ROW = 1.5  # so that no row waits for the next request
 MODEL, MAX_TOKENS = "hearth-tiny", 64
 MAX_REQUESTS = 100_000
-WARM_UP_S = 2.0  # in which the proxy learns of the replicas, and rows fill
+WARM_UP_S = 2.0  # until the proxy knows the replicas, and rows are full
 TIMES = Times(probe_s=0.2, leave_s=2.0, drain_s=60.0)
-HEALTH_INTERVAL_S = 0.5  # of the proxy: with its checks, less than `leave_s` on an idle machine
+HEALTH_INTERVAL_S = 0.5  # the proxy's; with its checks below `leave_s` on an idle machine
 START_TIMEOUT_S, REQUEST_TIMEOUT_S = 120.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What some replicas did together. CPU is that of processes, in seconds per token."""
+    """The results of some replicas together. CPU times of processes are in seconds per token."""
 
     tokens_per_s: float
     proxy_s: float
@@ -61,12 +61,12 @@ class Turn:
 
     @property
     def cores(self) -> float:
-        """In use, by all that takes part."""
+        """Returns the cores that replicas, proxy and client use."""
         return self.tokens_per_s * (self.proxy_s + self.replicas_s) + self.client_share
 
 
 class Fleet:
-    """Replicas that are held and pinned. One thread."""
+    """Replicas that are limited and pinned. One thread."""
 
     def __init__(self, folder: Path, held: HeldReplicas, share: float) -> None:
         self._folder, self._held, self._share = folder / "replicas", held, share
@@ -82,7 +82,7 @@ class Fleet:
         self.cores = tuple(sorted(os.sched_getaffinity(0)))
 
     def scale(self, count: int) -> None:
-        """Returns when so many are ready, held, and no others are there."""
+        """Scale to `count` replicas. Returns when all are ready and limited, and others gone."""
         self._actuator.stop(self._group, count)
         eventually(lambda: len(self.records) <= count, START_TIMEOUT_S)
         while (present := len(self.records)) < count:
@@ -99,7 +99,7 @@ class Fleet:
         return records_in(self._folder)
 
     def cpu_s(self) -> float:
-        """Of those that run, so far."""
+        """Returns the CPU time so far of the replicas that run."""
         return sum(Target(each.name, each.port, each.pid).cpu_s() for each in self.records)
 
     def close(self) -> None:
@@ -117,11 +117,11 @@ class Door:
     token: SecretStr
 
     def is_open(self) -> bool:
-        """Whether it knows of a replica that is ready."""
+        """Returns whether the proxy knows of a ready replica."""
         return answers_ok(f"http://127.0.0.1:{self.proxy.port}/ready")
 
     def job(self, count: int, seconds: float) -> LoadJob:
-        """A closed loop that keeps so many replicas busy."""
+        """Returns a closed loop that keeps `count` replicas busy."""
         target = targets.Endpoint("openai", f"http://127.0.0.1:{self.proxy.port}/v1", self.token)
         asked = tuple(
             target.request(MODEL, targets.Prompt("p", f"Tell me story {number}.", 0), MAX_TOKENS)
@@ -151,7 +151,7 @@ def main() -> int:
     print(describe_machine("torch", "uvloop", "httptools"))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        stack.enter_context(local_place(folder))  # ends what is left
+        stack.enter_context(local_place(folder))  # ends replicas that are left
         limiter = choose_limiter()
         stack.callback(limiter.close)
         fleet = Fleet(folder, HeldReplicas(folder / "replicas", limiter), arguments.share)
@@ -167,7 +167,7 @@ def main() -> int:
 
 
 def in_turn(fleet: Fleet, door: Door, seconds: float, rounds: int) -> dict[int, list[Turn]]:
-    """By the number of replicas."""
+    """Measures in turn. Returns the turns by number of replicas."""
     turns: dict[int, list[Turn]] = {count: [] for count in range(1, MOST_REPLICAS + 1)}
     fleet.scale(1)
     eventually(door.is_open, START_TIMEOUT_S)
@@ -200,8 +200,8 @@ def turn_of(fleet: Fleet, door: Door, job: LoadJob) -> Turn:
 
 
 def tokens_between(exchanges: Iterable[TimedExchange], from_s: float, to_s: float) -> float:
-    """A piece of text may hold more than one token, or a part of one: an answer's tokens are taken
-    to be spread over its pieces evenly."""
+    """Returns the tokens that came in a time. Spreads an answer's tokens evenly over its pieces of
+    text, because a piece may have more than one token, or part of one."""
     total = 0.0
     for each in exchanges:
         if each.usage is not None and each.chunk_s:
@@ -211,12 +211,12 @@ def tokens_between(exchanges: Iterable[TimedExchange], from_s: float, to_s: floa
 
 
 def freest_core(cores: Sequence[int], taken: Sequence[int]) -> int:
-    """The one with the fewest replicas, the first of equals."""
+    """Returns the core with the fewest replicas, the first of equals."""
     return min(cores, key=taken.count)
 
 
 def shares_of_linear(turns: Mapping[int, Sequence[Turn]]) -> dict[int, Interval]:
-    """Tokens/s over one replica's times so many, by the number of replicas, of each round."""
+    """Returns, by number of replicas, tokens/s over as many times one replica's, per round."""
     return {
         count: over_repeats(
             [
@@ -260,7 +260,7 @@ def is_kept(of_linear: Mapping[int, Interval]) -> bool:
 
 @contextmanager
 def open_door(folder: Path, upstreams_file: Path) -> Iterator[Door]:
-    """A proxy of one process that follows the file."""
+    """Yields a proxy of one process that reads the upstreams file."""
     port, secret = free_port(), secrets.token_hex(32)
     environment = {
         "PATH": os.defpath,
@@ -281,7 +281,7 @@ def open_door(folder: Path, upstreams_file: Path) -> Iterator[Door]:
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """What this thread starts meanwhile stays on the core."""
+    """Pins processes that this thread starts in the block to a core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

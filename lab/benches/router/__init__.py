@@ -1,1 +1,1 @@
-"""Which expert a message goes to."""
+"""Benches of the router, which chooses an expert for a message."""

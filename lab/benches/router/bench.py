@@ -1,8 +1,8 @@
-"""Which expert answers `model: "auto"`, by the router and by other ways: `make bench-router`.
+"""Compares the router for `model: "auto"` with other ways to choose an expert: `make bench-router`.
 
-A labelled set of messages, five folds, five times: each way learns from four parts and is asked for
-the fifth. Then the routers of the example bundles, which learn from what the bundles say and are
-asked for all messages.
+A labelled set of messages is split into five folds, five times: each way learns from four folds and
+is asked about the fifth. Then the routers of the example bundles, which learn from the bundles'
+descriptions and examples, are asked about all messages.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from lab.kit.servers import ROOT
 
 MESSAGES = ROOT / "lab" / "data" / "routed_messages.yaml"
 MODEL = ROOT / "models" / "hearth-tiny"
-# Bundle -> the expert for what no other expert knows.
+# Bundle -> the expert for messages that no other expert is for.
 BUNDLES = {"bundle.yaml": "hearth-tiny", "bundle-smollm2.yaml": "smollm2"}
 FALLBACK = "general"
 NUM_FOLDS, NUM_REPEATS = 5, 5
 NUM_NEIGHBOURS = 10
-NUM_BINS = 10  # of confidence
+NUM_BINS = 10  # bins of confidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a router knows of an expert."""
+    """What a router knows about an expert."""
 
     name: str
     description: str
@@ -53,7 +53,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Of one message: who should answer, who was likeliest, how surely, and how long that took."""
+    """The decision about one message, with its confidence and duration."""
 
     message: Labelled
     chosen: str
@@ -104,7 +104,7 @@ def experts_of(bundle: Path) -> list[Described]:
 
 
 def _folded(learn: Learn, messages: Sequence[Labelled]) -> list[Decision]:
-    """Each message once in every repeat, decided by what was learned from other ones."""
+    """Returns a decision per message and repeat, learned from the other folds' messages."""
     labels = [message.expert for message in messages]
     decisions = []
     for seed in range(NUM_REPEATS):
@@ -139,7 +139,7 @@ def _router(known: Sequence[Labelled]) -> Choose:
 
 
 def _choose_by(experts: Sequence[Described]) -> Choose:
-    """The likeliest, whatever the confidence."""
+    """Returns a function that chooses the likeliest expert at any confidence."""
     router = MemberRouter.of(experts, threshold=0.0, fallback=FALLBACK)
 
     def choose(text: str) -> tuple[str, float]:
@@ -150,7 +150,7 @@ def _choose_by(experts: Sequence[Described]) -> Choose:
 
 
 def _nearest(messages: Sequence[Labelled]) -> Learn:
-    """By the likeness of hidden states of the default model, averaged over a message's tokens."""
+    """Chooses by nearest hidden states of the default model, averaged over a message's tokens."""
     state_of = mean_states(MODEL)
     known_states = {message.text: state_of(message.text) for message in messages}
 
@@ -202,7 +202,7 @@ def _percent(share: Any) -> str:
 
 
 def _calibration_error(decisions: Sequence[Decision]) -> float:
-    """Expected calibration error: by how much confidence and accuracy differ, on average."""
+    """Returns the expected calibration error: the mean difference of confidence and accuracy."""
     bins: dict[int, list[Decision]] = {}
     for each in decisions:
         bins.setdefault(min(int(each.confidence * NUM_BINS), NUM_BINS - 1), []).append(each)

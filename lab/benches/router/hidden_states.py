@@ -1,4 +1,4 @@
-"""Texts as vectors: hidden states of a small model, averaged over the tokens."""
+"""Turns texts into vectors: hidden states of a small model, averaged over the tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-LAYER = 4  # of hearth-tiny's five, the one whose neighbours are right most often
+LAYER = 4  # of hearth-tiny's five layers, the one with the best neighbours
 
 
 def mean_states(model_dir: Path) -> Callable[[str], npt.NDArray[np.float32]]:

@@ -1,1 +1,1 @@
-"""A day of a cluster's controller."""
+"""Benches of the cluster's controller over a virtual day."""

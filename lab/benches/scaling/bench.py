@@ -1,10 +1,11 @@
-"""`make bench-scaling`: a day of 100 servers and 1,000 replicas, by the controller and by others.
+"""Compares the controller with other policies over a day of 100 servers: `make bench-scaling`.
 
     python -m lab.benches scaling [--servers 100] [--replicas 1000] [--hours 24] [--seed 1]
 
-Virtual time, the optimizer's real service over HTTP, the controller's real cycle. Beside it stand
-replicas for the day's peak at all times, and an autoscaler by utilisation as Kubernetes' HPA is.
-Costs and shares follow from the seed alone; the time of a cycle is the machine's.
+Time is virtual; the optimizer's service over HTTP and the controller's cycle are real. The other
+policies are replicas for the day's peak at all times, and an autoscaler by utilisation like
+Kubernetes' HPA. Costs and shares depend only on the seed; the time of a cycle depends on the
+machine.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from lab.kit.servers import ROOT, environment, eventually, exit_on_sigterm, free
 
 HPA_TARGETS = (0.5, 0.65, 0.8)
 HPA_TOLERANCE, HPA_DOWN_S = 0.1, 300.0
-PEAK_REPLICAS = (0.2, 1.8)  # of a server, of the mean
+PEAK_REPLICAS = (0.2, 1.8)  # a server's replicas at its peak, over the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,7 @@ def main() -> None:
 
 
 def sized_day(url: str, arguments: argparse.Namespace) -> Day:
-    """A day at whose peak the servers need about so many replicas, some of them many more than
-    others."""
+    """Returns a day whose peak needs about `arguments.replicas`, unequally spread over servers."""
     day = random_day(arguments.servers, arguments.hours, arguments.seed)
     one = np.full(len(day.names), 1e-3)
     answer = _post(url, day.document_at(one))
@@ -88,7 +88,7 @@ def sized_day(url: str, arguments: argparse.Namespace) -> Day:
     mean = arguments.replicas / len(day.names)
     wanted = mean * rng.uniform(*PEAK_REPLICAS, len(day.names))
     peaks = np.array(details) * wanted
-    # Under load another accelerator is cheaper than the one that serves next to nothing.
+    # Under load, other accelerators are cheaper than those for almost no load.
     for _ in range(4):
         plan = solve(url, day.document_at(peaks))
         found = dict.fromkeys(day.names, 0)
@@ -135,8 +135,8 @@ def by_controller(day: Day, url: str, arguments: argparse.Namespace) -> Outcome:
 
 
 def by_utilization(day: Day, peak: Plan, target: float, seed: int) -> Outcome:
-    """As HPA's documentation has it: every 15 s, replicas by the ratio of utilisation and target, a
-    tolerance, and the highest of five minutes on the way down; on the peak's accelerators."""
+    """Scales like HPA, by its documentation: every 15 s, by the ratio of utilisation to target,
+    with a tolerance, down only to the highest of five minutes. Uses the peak's accelerators."""
     groups = {group.server: group for group in peak}
     first = {
         groups[name]: max(
@@ -150,7 +150,7 @@ def by_utilization(day: Day, peak: Plan, target: float, seed: int) -> Outcome:
         fleet.step(number)
         there = _counts(fleet)
         for name, group in groups.items():
-            # Those that are not ready yet count as idle, so that they are not asked for twice.
+            # Replicas that are not ready count as idle, so that they are not requested twice.
             ratio = fleet.utilization(name) * fleet.ready(group) / there[group] / target
             wanted = there[group]
             if abs(ratio - 1) > HPA_TOLERANCE:
@@ -207,7 +207,7 @@ def solve(url: str, document: dict[str, Any]) -> dict[Group, int]:
 
 @contextmanager
 def optimizer() -> Iterator[str]:
-    """`python -m optimizer`, as users run it."""
+    """Yields the URL of `python -m optimizer`, run as users run it."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("wb") as log:
         process = subprocess.Popen(

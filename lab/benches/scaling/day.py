@@ -1,4 +1,4 @@
-"""A random cluster and a day of its load, both by a seed."""
+"""Draws a random cluster and a day of its load, both from a seed."""
 
 import copy
 import math
@@ -22,14 +22,14 @@ BURSTS_A_DAY = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """`rates`: requests a second of each server in each step; `document`: POST /optimizeOne's."""
+    """A day. `rates` are requests per second; `document` is for POST /optimizeOne."""
 
     document: Json
     names: tuple[str, ...]
     rates: FloatArray  # [servers, steps]
 
     def document_at(self, rates_per_s: FloatArray) -> Json:
-        """With these loads."""
+        """Returns the document with these loads."""
         document = copy.deepcopy(self.document)
         for server, rate in zip(
             document["system"]["serverData"]["servers"], rates_per_s, strict=True
@@ -38,13 +38,13 @@ class Day:
         return document
 
     def with_peaks(self, peaks_per_s: FloatArray) -> "Day":
-        """The same day with the highest rate of each server as given."""
+        """Returns the day scaled to these highest rates of the servers."""
         scale = peaks_per_s / self.rates.max(axis=1)
         return Day(self.document, self.names, self.rates * scale[:, None])
 
 
 def random_day(servers: int, hours: float, seed: int) -> Day:
-    """Rates have 1 as their highest."""
+    """Returns a random day. The highest rate of each server is 1."""
     rng = random.Random(seed)
     cards = [f"accelerator-{number}" for number in range(1, ACCELERATORS + 1)]
     speeds = [0.4 * 1.5**number * rng.uniform(0.9, 1.1) for number in range(ACCELERATORS)]
@@ -97,9 +97,9 @@ def _server(rng: random.Random, name: str, models: list[Json]) -> Json:
 
 
 def _rates(rng: random.Random, steps: int) -> FloatArray:
-    """A wave with a night, and bursts of some minutes on it that come up within one."""
+    """Returns a daily wave, with bursts that last for minutes and rise within one minute."""
     at_s = STEP_S * np.arange(steps)
-    night = rng.uniform(0.15, 0.6)  # of the noon
+    night = rng.uniform(0.15, 0.6)  # share of the rate at noon
     noon_s = rng.gauss(14, 2.5) * 3600
     wave = 0.5 * (1 + np.cos(2 * math.pi * (at_s - noon_s) / DAY_S))
     rates = night + (1 - night) * wave**1.5

@@ -1,7 +1,7 @@
-"""Replicas of a virtual day: an Actuator, and counters as their /metrics would have.
+"""The replicas of a virtual day: an Actuator, and the counters that /metrics would have.
 
-A replica behaves as the optimizer's queue model says, in steady state at its share of the load;
-what is beyond all that a server's replicas can do waits, and is served first come first served.
+A replica behaves like the optimizer's queue model, in steady state at its share of the load.
+Requests beyond the capacity of a server's replicas wait, and are served first come, first served.
 """
 
 import math
@@ -20,14 +20,14 @@ from optimizer.model.queueing import Replica as Queue
 from optimizer.model.queueing import analyze
 
 START_S, DRAIN_S = 90.0, 60.0
-HIGHEST = 0.98  # of what a replica can do: beyond that, requests wait for the server
+HIGHEST = 0.98  # share of a replica's capacity beyond which requests wait for the server
 GRID = np.linspace(1e-6, HIGHEST, 100)
-QUEUE = 10  # places to wait, by rows; as the optimizer has it
+QUEUE = 10  # places to wait per row, as in the optimizer
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A replica by its rate, at equal distances from 0 to almost `most` requests a second."""
+    """A replica's figures at equally spaced rates from 0 to almost `most` requests per second."""
 
     most: float
     ttft_ms: tuple[float, ...]
@@ -35,7 +35,7 @@ class Table:
     present: tuple[float, ...]
 
     def at(self, rate: float) -> tuple[float, float, float]:
-        """TTFT, ITL and how many requests are there."""
+        """Returns TTFT, ITL and the number of requests present."""
         place = min(rate / self.most / HIGHEST, 1.0) * (len(GRID) - 1)
         low = min(int(place), len(GRID) - 2)
         part = place - low
@@ -57,10 +57,10 @@ class _Replica:
 
 @dataclass(slots=True)
 class Totals:
-    """Of a day."""
+    """Totals of a day."""
 
     requests: float = 0.0
-    within: float = 0.0  # levels
+    within: float = 0.0  # requests within their levels
     cost_cents: float = 0.0
     started: int = 0
     most_replicas: int = 0
@@ -68,7 +68,7 @@ class Totals:
 
 
 class Fleet:
-    """Actuator and Reader over virtual time."""
+    """An Actuator and Reader in virtual time."""
 
     def __init__(self, day: Day, seed: int) -> None:
         self._day, self._rng = day, np.random.default_rng(seed)
@@ -82,12 +82,12 @@ class Fleet:
         self._tables: dict[Group, Table] = {}
         self._replicas: dict[str, _Replica] = {}
         self._backlog: dict[str, float] = defaultdict(float)
-        self._since: dict[Group, Counters] = {}  # what a replica of it has had since the last read
+        self._since: dict[Group, Counters] = {}  # counts per replica since the last read
         self._present: dict[Group, float] = {}
         self._number = 0
         self._ready: dict[str, dict[Group, int]] = {}
         self._cost_per_hour = 0.0
-        self._stale_s = 0.0  # when these two are to be counted again
+        self._stale_s = 0.0  # when these two must be counted again
         self.now_s = 0.0
         self.totals = Totals()
 
@@ -105,7 +105,7 @@ class Fleet:
         for _ in range(count - there):
             self._number += 1
             name = f"{group.server}-{self._number:06}"
-            # It sorts behind those before it: names are in the order of their starts.
+            # Names sort in the order of starts.
             self._replicas[name] = _Replica(name, group, self.now_s + START_S)
             started.append(name)
         self.totals.started += len(started)
@@ -141,25 +141,25 @@ class Fleet:
     # The day
 
     def warm(self) -> None:
-        """All that start are ready, and what it took is not counted."""
+        """Make all starting replicas ready, without counting their starts."""
         for each in self._replicas.values():
             each.ready_s = self.now_s
         self._stale_s = 0.0
         self.totals = Totals()
 
     def ready(self, group: Group) -> int:
-        """How many are, as of the step before."""
+        """Returns the number of ready replicas in the previous step."""
         return self._ready.get(group.server, {}).get(group, 0)
 
     def utilization(self, server: str) -> float:
-        """Rows that were busy, of those ready, in the step before."""
+        """Returns the share of ready rows that were busy in the previous step."""
         ready = self._ready.get(server, {})
         rows = sum(count * group.user_rows for group, count in ready.items())
         busy = sum(count * self._present.get(group, 0.0) for group, count in ready.items())
         return min(busy / rows, 1.0) if rows else 1.0
 
     def step(self, number: int) -> None:
-        """Let requests come for STEP_S seconds, and let them be served."""
+        """Simulate STEP_S seconds of arrivals and service."""
         self.now_s = (number + 1) * STEP_S
         if self.now_s >= self._stale_s:
             self._count_replicas()
@@ -170,7 +170,7 @@ class Fleet:
             self._serve(name, float(self._day.rates[index, number]), self._ready.get(name, {}))
 
     def _count_replicas(self) -> None:
-        """Who is gone, who is ready, what they cost, and until when that is so."""
+        """Remove ended replicas, count ready ones and costs, and note until when these hold."""
         self._replicas = {
             name: each
             for name, each in self._replicas.items()
@@ -197,7 +197,7 @@ class Fleet:
         waiting = self._backlog[name] + arrived
         served = min(waiting, able * STEP_S)
         self._backlog[name] = waiting - served
-        # A count is random, what it is a count of is not.
+        # Counts are random, although the simulated service is not.
         seen = served + self._rng.poisson(arrived) - arrived
         level_ttft_ms, level_itl_ms = self._levels[name]
         wait_ms = 1000 * self._backlog[name] / able

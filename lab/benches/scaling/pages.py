@@ -1,4 +1,4 @@
-"""How long the controller takes to read so many replicas' /metrics, one server standing for all."""
+"""Measures how long the controller takes to read many replicas' /metrics, all from one server."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ ROWS = 32
 
 
 def seconds_to_read(replicas: int) -> tuple[float, int]:
-    """Seconds, and the bytes of one page. Raises MetricsUnread where a page was not read."""
+    """Returns the seconds, and the bytes of one page. Raises MetricsUnread."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "metrics")
         page.write_bytes(_page())
@@ -55,7 +55,7 @@ def _read(url: str, replicas: int) -> float:
 
 
 def _page() -> bytes:
-    """Of an API that serves one model."""
+    """Returns the page of an API that serves one model."""
     totals = StepTotals(steps=1, prefilled_tokens=1, generated_tokens=1, model_s=1.0, loop_s=1.0)
     snapshot = ModelSnapshot(busy_rows=3, totals=totals)
     state = ServerState(user_rows=ROWS, queued=0, sessions=3, snapshot=snapshot)

@@ -1,1 +1,1 @@
-"""A server's throughput, other engines', and the client that measures them."""
+"""Benches of a server's throughput, of other engines, and of the client that measures them."""

@@ -1,9 +1,9 @@
-"""`make bench-serve`: the served model under a closed loop, beside `transformers.generate`.
+"""Compares the served model in a closed loop with `transformers.generate`: `make bench-serve`.
 
-For each model and number of users, in one run on one machine: output tokens/s, time to first token
-(TTFT), inter-token latency (ITL), the peer's tokens/s for the same prompts as one static batch,
-what a decode step costs outside the model, and how long /health takes meanwhile. Time it alone:
-nothing else may use the cores.
+For each model and number of users, in one run on one machine, it measures output tokens/s, time to
+first token (TTFT), inter-token latency (ITL), the peer's tokens/s for the same prompts as one
+static batch, the cost of a decode step outside the model, and the time of /health meanwhile.
+Nothing else may use the cores.
 """
 
 import argparse
@@ -36,7 +36,7 @@ TOPICS = ("fox", "rabbit", "baker", "gardener", "owl", "bear", "fisherman", "tea
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model and what every user asks of it, `rounds` times in a row."""
+    """A model, and the requests that every user sends, `rounds` in a row."""
 
     name: str
     folder: Path
@@ -45,7 +45,7 @@ class Workload:
     prompt_chars: int | None = None  # None: short questions, for a model that answers
 
     def prompt(self, user: int, turn: int) -> str:
-        """Different for every request, so that no cache helps."""
+        """Returns a prompt that differs for every request, so that no cache helps."""
         topic = TOPICS[(user + turn) % len(TOPICS)]
         text = f"Tell me a story about user {user}, round {turn} and a {topic}. "
         if self.prompt_chars is None:
@@ -55,7 +55,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """When one request was sent and when each piece of its answer came, in seconds."""
+    """The times at which a request was sent and pieces of its answer came, in seconds."""
 
     sent_s: float
     pieces_s: tuple[float, ...]
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def asked_models(description: str | None) -> argparse.Namespace:
-    """The `models` and the `quantization` of a bench of large ones; prints the machine."""
+    """Parses `models` and `quantization` for a bench of large models, and prints the machine."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--models", nargs="+", default=["110m", "1.1b"])
     parser.add_argument("--quantization", default="int8")
@@ -115,7 +115,7 @@ def asked_models(description: str | None) -> argparse.Namespace:
 def served_workload(
     workload: Workload, quantization: str, **settings: object
 ) -> Iterator[ServedApi]:
-    """The workload's model behind real gunicorn."""
+    """Yields the workload's model served by real gunicorn."""
     own: dict[str, Any] = {"MODEL": workload.folder, "QUANTIZATION": quantization}
     with (
         TemporaryDirectory() as folder,
@@ -136,7 +136,7 @@ def workloads(names: list[str]) -> list[Workload]:
 
 
 def measure(api: ServedApi, workload: Workload, users: int) -> dict[str, Any]:
-    """A closed loop: every user sends its next request when its last answer has ended."""
+    """Runs a closed loop: every user sends its next request when its last answer has ended."""
 
     def one_user(user: int) -> list[Stream]:
         return [
@@ -170,7 +170,7 @@ def measure(api: ServedApi, workload: Workload, users: int) -> dict[str, Any]:
 
 @contextmanager
 def polled_health(api: ServedApi) -> Iterator[list[float]]:
-    """Ask for /health all the while; the list fills with what each answer took, in seconds."""
+    """Polls /health during the block. The list fills with the seconds of each answer."""
     took_s: list[float] = []
     is_over = Event()
 
@@ -188,7 +188,7 @@ def polled_health(api: ServedApi) -> Iterator[list[float]]:
 
 
 def stream_once(port: int, text: str, max_tokens: int) -> Stream:
-    """One greedy request, and the time of each chunk as it is read."""
+    """Sends one greedy request. Returns the time of each chunk as it was read."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     body = json.dumps({"text": text, "max_tokens": max_tokens, "temperature": 0})
     sent_s = time.perf_counter()
@@ -203,7 +203,7 @@ def stream_once(port: int, text: str, max_tokens: int) -> Stream:
 
 
 def generate_tokens_per_s(workload: Workload, users: int) -> float:
-    """The peer, in a process of its own: one static batch of the same prompts, greedy."""
+    """Returns the peer's tokens/s, in a process of its own, for one static batch, greedy."""
     prompts = [workload.prompt(user, turn=0) for user in range(users)]
     arguments = json.dumps([str(workload.folder), prompts, workload.max_tokens])
     command = [sys.executable, "-m", "lab.peers.generate"]

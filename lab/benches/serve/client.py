@@ -1,9 +1,9 @@
-"""`make bench-client`: is the client of `python -m benchmarking` ever what is slow?
+"""Checks that the client of `python -m benchmarking` is never the bottleneck: `make bench-client`.
 
-Four checks against a scripted server in a process of its own: whether known delays are measured
-within 2 ms, what the client takes of a core at 32 streams of 50 tokens/s, whether 500 streams at
-once all arrive whole, and whether a server that stalls for two seconds shows in the latency of
-every request that was due meanwhile. It ends with 1 when one of them fails. Time it alone.
+Four checks run against a scripted server in a process of its own: known delays are measured within
+2 ms; 32 streams of 50 tokens/s take little of a core; 500 streams at once all arrive whole; and a
+server's stall of two seconds shows in the latency of every request that was due meanwhile. The exit
+status is 1 if a check fails. Nothing else may use the cores.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def run(job: LoadJob) -> LoadResult:
 
 @contextmanager
 def scripted_server(**options: float) -> Iterator[str]:
-    """In a process of its own; the base of its routes."""
+    """Runs a scripted server in a process of its own. Yields the base URL of its routes."""
     port = free_port()
     given = [
         word for name, v in options.items() for word in (f"--{name.replace('_', '-')}", f"{v}")
@@ -151,5 +151,5 @@ def _num_whole(result: LoadResult, tokens: int) -> int:
 
 
 def _latency_s(exchange: TimedExchange) -> float:
-    """A failure has none, and fails the check."""
+    """Returns the latency, or 0, which fails the check, for a failed request."""
     return exchange.chunk_s[0] - exchange.scheduled_s if exchange.chunk_s else 0.0

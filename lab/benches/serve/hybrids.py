@@ -1,10 +1,10 @@
-"""`make bench-hybrids`: models with recurrent layers beside llama.cpp and its fork ik_llama.cpp, on
-the same Q8_0 files.
+"""Compares models with recurrent layers with llama.cpp and its fork ik_llama.cpp, on the same Q8_0
+files: `make bench-hybrids`.
 
-The models have published shapes and random weights. All answer the same loads in turn, A B A B,
-ours over HTTP. Tokens/s are all new tokens, prefill included, or a prompt's where one new token is
-asked for. Goals: 1.3 times llama.cpp with 8 and 32 users and in prefill, 1.1 times with one. Time
-it alone: nothing else may use the cores.
+The models have published shapes and random weights. All contestants answer the same loads in turn,
+ours over HTTP. Tokens/s are new tokens over the whole time, prefill included, or prompt tokens if
+only one new token is requested. Goals: 1.3 times llama.cpp with 8 and 32 users and in prefill, 1.1
+times with one user. Nothing else may use the cores.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def hybrid_file(name: str) -> Path:
-    """Made at the first call."""
+    """Returns the model's GGUF file, which the first call makes."""
     folder = MODELS / name
     if not (folder / "model.safetensors").exists():
         make_random_hybrid(name, folder)

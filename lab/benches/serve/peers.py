@@ -1,13 +1,13 @@
-"""`make bench-peers`: our server beside the best public ones, in turn, on the same prompts.
+"""Compares our server with the best public engines, in turn, on the same prompts:
+`make bench-peers`.
 
-Installs the peers, makes the same model of random weights in everybody's format, and lets all
-contestants answer the same loads one after the other, A B A B. Ours is the real server over HTTP;
-the peers are driven without one. Tokens/s are all new tokens, from the first request to the last
-token, prefill included. Time it alone: nothing else may use the cores.
+It installs the peers, makes a model with random weights in every format, and lets all contestants
+answer the same loads in turn. Ours is the real server over HTTP; the peers run without a server.
+Tokens/s are all new tokens over the time from the first request to the last token, prefill
+included. Nothing else may use the cores.
 
-A peer that does not install, does not start, or ends is named in the table with the reason, and
-the others go on. Results gather in var/bench/peers.jsonl, so that a run of some cells completes an
-earlier one.
+A peer that does not install or start, or that ends, is in the table with the reason, and the others
+go on. Results are kept in var/bench/peers.jsonl, so that runs can complete earlier ones.
 """
 
 import argparse
@@ -31,8 +31,8 @@ from lab.peers.report import Cell, Measurement
 
 GGUF_TYPES = {"int8": "Q8_0", "int4": "Q4_0"}
 BFLOAT16 = "bfloat16"
-BYTE_IDS = 256  # the ids of the model's tokenizer that are text
-MOST_IDLE_SHARE = 0.02  # of the time of a run, that those who wait may take
+BYTE_IDS = 256  # token ids of the model's tokenizer that are text
+MOST_IDLE_SHARE = 0.02  # largest share of a run's time that waiting contestants may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Load:
     rounds: int = 1
 
     def prompts(self, seed: int) -> Prompts:
-        """Random ids, different for every request and every `seed`: no cache of prefixes helps."""
+        """Returns random ids, different for each request and `seed`: no prefix cache helps."""
         draw = random.Random(f"{self.name} {seed}").choices
         ids = range(BYTE_IDS)
         return [
@@ -55,12 +55,12 @@ class Load:
 
     @property
     def is_long(self) -> bool:
-        """Whether once is enough."""
+        """Whether one measurement is enough."""
         return self.prompt_tokens > 1024
 
     @property
     def counted_tokens(self) -> int:
-        """Tokens that tokens/s counts: new ones, or those of the prompts where only one is new."""
+        """Returns the tokens that tokens/s counts: new ones, or prompt tokens if one is new."""
         each = self.prompt_tokens if self.max_tokens == 1 else self.max_tokens
         return self.users * self.rounds * each
 
@@ -74,12 +74,12 @@ LOADS = {
     "prefill-8192": Load("prefill of 8,192", 1, 8192, 1),
     "long": Load("32 users, 1,500 in", 32, 1500, 64),
 }
-FORMS = {  # of our weights: settings, and llama.cpp's type
+FORMS = {  # form of weights -> our settings, and llama.cpp's type
     "int8": ({"QUANTIZATION": "int8"}, GGUF_TYPES["int8"]),
     "int4": ({"QUANTIZATION": "int4"}, GGUF_TYPES["int4"]),
     BFLOAT16: ({"DTYPE": BFLOAT16}, "BF16"),
 }
-FILE_TYPES = ("Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS")  # of a GGUF file for all
+FILE_TYPES = ("Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS")  # types of GGUF files that all read
 
 
 def main() -> None:
@@ -93,7 +93,7 @@ def main() -> None:
     recipes = list(installed(arguments.peers, left_out))
     recipes = [llama if each is LLAMA_CPP else each for each in recipes]
     loads = contests(arguments.loads)
-    # Ends by SIGTERM as by Ctrl-C: the servers that were started end too.
+    # SIGTERM ends the bench like Ctrl-C, so that its servers end, too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     for name, form, model in _models(arguments):
         for together in loads:
@@ -139,15 +139,15 @@ def _arguments() -> argparse.Namespace:
 
 
 def contests(names: Sequence[str]) -> list[list[Load]]:
-    """Loads that contestants start for: of one user, which ik_llama.cpp's flash attention is for,
-    and of several."""
+    """Returns the loads of one user, for which ik_llama.cpp uses flash attention, and of several.
+    Contestants start anew for each group."""
     loads = [LOADS[name] for name in names]
     one, several = ([each for each in loads if (each.users > 1) is many] for many in (False, True))
     return [together for together in (one, several) if together]
 
 
 def installed(names: Sequence[str], left_out: dict[str, str]) -> Iterator[Recipe]:
-    """`left_out`: gets the reason of each that does not install."""
+    """Yields the peers that install. Adds the reasons of others to `left_out`."""
     for name in names:
         try:
             print(f"{name}: {install(RECIPES[name])}", flush=True)
@@ -158,7 +158,7 @@ def installed(names: Sequence[str], left_out: dict[str, str]) -> Iterator[Recipe
 
 
 def _models(arguments: argparse.Namespace) -> Iterator[tuple[str, str, Path]]:
-    """Name and form of weights, and the file or the folder."""
+    """Yields names and forms of weights, with files or folders."""
     for file in arguments.files or ():
         name, _, form = file.stem.rpartition(".")
         yield name, form, file.absolute()
@@ -200,13 +200,13 @@ def _contestants(
 
 
 def _form(form: str, arguments: argparse.Namespace) -> str:
-    """Our weights' type and, where it is not the default for them, our KV cache's."""
+    """Returns the form of our weights and, if it is not `auto`, of our KV cache."""
     cache = arguments.kv_cache_dtype
     return form if cache == "auto" else f"{form}, KV cache {cache}"
 
 
 class Contest:
-    """Who runs, started in turn, and why others do not. A peer that ends takes no further part."""
+    """The running contestants, and why others do not run. A peer that ends takes no more part."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class Contest:
                 self.running.append(stack.enter_context(each))
 
     def measure(self, load: Load, times: int) -> list[Measurement]:
-        """Tokens/s of `turns`."""
+        """Returns tokens/s of `turns`, and the reasons of contestants that do not run."""
         turns = self.turns(load, times)
         measured = [
             Measurement(
@@ -234,8 +234,8 @@ class Contest:
         return measured + [Measurement(name, why, []) for name, why in self.reasons.items()]
 
     def turns(self, load: Load, times: int) -> dict[str, list[Took]]:
-        """In turn, `times` times, by the contestant's name; each has run a little before, so that
-        all is in memory."""
+        """Runs a load `times` times in turn, after a short run of each contestant that warms it up.
+        Returns the turns by contestant."""
         turns: dict[str, list[Took]] = {each.name: [] for each in self.running}
         for each in [*self.running]:
             with self._going_on():

@@ -1,1 +1,1 @@
-"""Benches of what rows remember: agents that share a prompt, and long contexts."""
+"""Benches of the memory of rows: agents that share a prompt, and long contexts."""

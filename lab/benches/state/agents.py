@@ -1,20 +1,19 @@
-"""`make bench-agents`: agents that call tools, over one long system prompt, in little memory.
+"""Measures agents that call tools over one long system prompt, in little memory:
+`make bench-agents`.
 
-With every turn an agent sends its whole conversation: the system prompt, which all share, a task,
-and all answers, calls and results so far. Hearth answers with a KV cache for a third of what all
-conversations have together, and with one for all; so does llama.cpp's server, with 8 GiB for
-prompts beside it. Each gets the same requests, but for the answers in them, which are its own:
-greedy, of equally many tokens. All agents send a turn to one server, then to the next, at once or,
-in every other turn, one by one. In the end one more agent has each server for itself, so that its
-conversation stays in the cache. A third server of ours has little memory and a disk for what it
-remembers. It starts again in the end, and all agents send it one more turn, one by one.
+In every turn an agent sends its whole conversation: the system prompt, which all share, a task, and
+all answers, calls and results so far. One server of Hearth has a KV cache for a third of all
+conversations, another for all of them. llama.cpp's server gets the same memory, and 8 GiB more for
+prompts. All servers get the same requests, except that conversations have the server's own answers,
+which are greedy and have equally many tokens. All agents send a turn to one server, then to the
+next: at once or, in every other turn, one by one. At the end one more agent has each server for
+itself, so that its conversation stays in the cache. A third server of Hearth has little memory and
+keeps prefixes on a disk. It is restarted at the end, and all agents send one more turn, one by one.
 
-Goals: less than 5 % of later prompts is computed. Turns that come one by one take at most 1.3 times
-as long to the first token as those of the agent that is alone, and so do turns after the restart,
-beside the last turn one by one before it.
+Goals: less than 5 % of later prompts is computed. TTFT of turns one by one is at most 1.3 times
+that of the agent alone. After the restart it is at most 1.3 times that of the last turn one by one.
 
-Where the model's context is too short for the sizes, they shrink alike. Time it alone: nothing else
-may use the cores.
+If the model's context is too short, all sizes shrink in proportion. Nothing else may use the cores.
 """
 
 import argparse
@@ -43,11 +42,11 @@ from lab.peers.llama_server import llama_server
 from scripts.fetch_smollm2 import fetch_smollm2
 
 START_TIMEOUT_S = 600.0
-SHARES = {"a third": 3, "all": 1}  # of the memory of all conversations
+SHARES = {"a third": 3, "all": 1}  # divisors of the memory of all conversations
 DISK = "a third and a disk"
 LLAMA_OPTIONS = ("--kv-unified", "--cache-prompt", "--cache-ram", "8192", "--cache-reuse", "32")
 FIRST, LATER = slice(0, 1), slice(1, None)
-AT_ONCE, ONE_BY_ONE = slice(2, None, 2), slice(1, None, 2)  # of the later turns
+AT_ONCE, ONE_BY_ONE = slice(2, None, 2), slice(1, None, 2)  # later turns
 COLUMNS = (
     "| memory for | answered | computed of later prompts | TTFT p50 / p95 ms, first turn "
     "| later, at once | later, one by one | alone | one by one ÷ alone | same texts "
@@ -67,12 +66,12 @@ class Agent:
     """A conversation with one server. One thread at a time."""
 
     def __init__(self, name: str, sizes: Sizes) -> None:
-        self.replies: list[Reply | None] = []  # None: to a request that was not answered
+        self.replies: list[Reply | None] = []  # None for a request that was not answered
         self._name, self._sizes = name, sizes
         self._messages = opening(name, sizes)
 
     def send(self, port: int) -> None:
-        """The next turn."""
+        """Send the next turn."""
         number, reply = len(self.replies), None
         try:
             reply = ask(port, self._messages, self._sizes.answer)
@@ -91,18 +90,18 @@ class Server:
     after_restart: Sequence[Reply] = ()
 
     def go_on(self, port: int) -> None:
-        """The server has started again: one more turn of each agent."""
+        """After a restart of the server, send one more turn of each agent."""
         for agent in self.agents:
             agent.send(port)
         self.after_restart = [reply for agent in self.agents if (reply := agent.replies.pop())]
 
     def replies(self, turns: slice) -> list[Reply]:
-        """Returns what was answered to all but the lone agent."""
+        """Returns the replies to all agents but the lone one."""
         return [reply for agent in self.agents for reply in agent.replies[turns] if reply]
 
     @property
     def last(self) -> list[Reply]:
-        """What was answered to the last turn that came one by one."""
+        """Returns the replies to the last turn that came one by one."""
         each = (agent.replies[ONE_BY_ONE][-1:] for agent in self.agents)
         return [reply for replies in each for reply in replies if reply]
 
@@ -160,7 +159,7 @@ def play(servers: Sequence[Server], turns: int) -> None:
 
 
 def ask(port: int, messages: Sequence[Message], max_tokens: int) -> Reply:
-    """Raises NotAnswered, also where the answer is shorter."""
+    """Sends a chat. Raises NotAnswered, also if the answer is too short."""
     body = {"messages": messages, "tools": TOOLS, "temperature": 0}
     length = {"max_tokens": max_tokens, "ignore_eos": True}
     stream = streamed(port, "/v1/chat/completions", body | length)
@@ -175,7 +174,7 @@ def ask(port: int, messages: Sequence[Message], max_tokens: int) -> Reply:
 
 
 def turns_table(servers: Sequence[Server], turns: int) -> str:
-    """What each server computed of the prompts of each turn."""
+    """Returns a table of the prompt tokens that each server computed in each turn."""
     names = " | ".join(f"{server.name}: computed" for server in servers)
     lines = [f"| turn | sent | prompt tokens | {names} |", "|---" * (3 + len(servers)) + "|"]
     for number in range(turns):
@@ -188,7 +187,7 @@ def turns_table(servers: Sequence[Server], turns: int) -> str:
 
 
 def servers_table(servers: Sequence[Server]) -> str:
-    """Of Hearth, whose second server has memory enough, and of peers."""
+    """Returns a table of all servers. The second one is Hearth with enough memory."""
     lines = [COLUMNS, "|---" * (COLUMNS.count("|") - 1) + "|"]
     enough = servers[1]
     for server in servers:
@@ -232,7 +231,7 @@ def _p50_s(replies: Sequence[Reply]) -> float:
 def _hearth(
     stack: ExitStack, model: Path, num_agents: int, tokens: int, logs: Path
 ) -> dict[str, int]:
-    """Returns ports by names, in the order of `SHARES` of memory for so many tokens."""
+    """Starts our servers with `SHARES` of the memory for `tokens`. Returns ports by name."""
     ports = {}
     settings = _settings(model, num_agents, tokens)
     for name, share in SHARES.items():
@@ -245,7 +244,7 @@ def _hearth(
 def _with_disk(
     model: Path, num_agents: int, tokens: int, folder: Path
 ) -> Callable[[], AbstractContextManager[ServedApi]]:
-    """Returns what starts a server with little memory, and with the same disk each time."""
+    """Returns a function that starts a server with little memory and always the same disk."""
     return partial(
         served,
         folder / "disk.log",

@@ -1,15 +1,15 @@
-"""`make bench-context`: one user with a long context, beside other engines; many in little memory.
+"""Compares engines at long contexts, and crowds of users in little memory: `make bench-context`.
 
-A prompt fills the context but for a short answer. All contestants start with a context of that
-length, take turns with prompts of random tokens, and end; then comes the next, of twice the length.
-Prefill is the prompt's tokens over the time to the first token, decoding what follows. Memory is
-all that a contestant has, resident, after its turns; a token of context takes what that grew since
-the shortest. Who takes more than --patience times as long as the fastest is asked for no longer
-contexts. Our weights are int8 and llama.cpp's Q8_0; SmolLM2's are what its file has. Nobody
-drafts, since random prompts are answered with loops.
+A prompt fills the context except for a short answer. All contestants start with a context of that
+length, take turns with prompts of random tokens, and end; the next context is twice as long.
+Prefill speed is the prompt's tokens over the time to the first token; decoding is the rest. Memory
+is a contestant's resident memory after its turns; its growth since the shortest context gives the
+memory of a token. A contestant that takes more than --patience times as long as the fastest gets no
+longer contexts. Our weights are int8 and llama.cpp's Q8_0; SmolLM2's are those of its file. Nobody
+drafts, because answers to random prompts are loops.
 
-Then many users at once ask the first model for long answers: with a KV cache that has room for all
-of them, and with one that has room for some. Time it alone: nothing else may use the cores.
+Then many users at once ask the first model for long answers, with a KV cache for all of them, and
+with one for some. Nothing else may use the cores.
 """
 
 import argparse
@@ -42,10 +42,10 @@ from lab.peers.install import LLAMA_CPP, OPENVINO, Recipe
 from lab.peers.models import gguf_model, openvino_model, random_model
 from scripts.fetch_smollm2 import fetch_smollm2
 
-RANDOM_CONTEXT = 131_072  # of models of random weights, in tokens
+RANDOM_CONTEXT = 131_072  # context of models with random weights, in tokens
 ANSWER_TOKENS = 32
 NO_DRAFTS = {"SPECULATION": "off"}
-CROWD_TOKENS = 256  # of a prompt of many users, and of an answer
+CROWD_TOKENS = 256  # tokens of each prompt of the many users, and of each answer
 PREEMPTIONS = re.compile(r"^vllm:num_preemptions(?:_total)?(?:{.*})? (\S+)$", re.MULTILINE)
 COLUMNS = (
     "| context | contestant | prefill tokens/s | TTFT s | decode tokens/s | MiB | KiB a token |"
@@ -55,7 +55,7 @@ CROWD_COLUMNS = "| memory for | tokens/s | pauses | ITL p50 / p99 ms | same text
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of a contestant at a context: its turns, and its memory after them."""
+    """A contestant at one context: its turns, and its memory after them."""
 
     name: str
     context: int
@@ -105,12 +105,12 @@ def main() -> None:
 
 
 def doubling(shortest: int, longest: int) -> list[int]:
-    """Returns contexts from the shortest on, each twice the one before, up to the longest."""
+    """Returns contexts from the shortest to the longest, each twice the previous one."""
     return [] if shortest > longest else [shortest, *doubling(2 * shortest, longest)]
 
 
 def too_slow(measured: Sequence[Figures], patience: float) -> set[str]:
-    """Returns the names of who once took more than `patience` times as long as the fastest."""
+    """Returns the contestants that once took more than `patience` times as long as the fastest."""
     turn_s: dict[int, dict[str, float]] = {}
     for each in measured:
         seconds = median(took.seconds for took in each.turns)
@@ -145,7 +145,7 @@ def table(measured: Sequence[Figures]) -> str:
 
 
 def crowd_table(model: Path, users: int, room: int) -> str:
-    """The same requests with memory for all users and for some, one after the other."""
+    """Returns a table of the same requests with memory for all users, then for some."""
     load = Load(f"{users} users", users, CROWD_TOKENS, CROWD_TOKENS)
     lines, texts = [CROWD_COLUMNS, "|---" * 5 + "|"], []
     for num_users in (users, room):
@@ -162,13 +162,13 @@ def crowd_table(model: Path, users: int, room: int) -> str:
 
 
 def num_preemptions(metrics: str) -> int | None:
-    """Returns how often requests of all models were paused; None of a server that does not say."""
+    """Returns how often requests were paused; None if the server does not report it."""
     counts = [int(float(number)) for number in PREEMPTIONS.findall(metrics)]
     return sum(counts) if counts else None
 
 
 def _crowd(model: Path, load: Load, room: int) -> tuple[float, list[Stream], int | None]:
-    """How long all requests at once took, their answers, and pauses."""
+    """Sends all requests at once. Returns the seconds, the answers, and the number of pauses."""
     context = load.prompt_tokens + load.max_tokens
     size = {"USER_ROWS": load.users, "MAX_SEQ_LEN": context, **cache_for(model, room * context)}
     workload = Workload(model.name, model, load.max_tokens, load.rounds)
@@ -184,14 +184,14 @@ def _crowd(model: Path, load: Load, room: int) -> tuple[float, list[Stream], int
 
 
 def _model(name: str) -> Path:
-    """A GGUF file, or a folder with a model of random weights."""
+    """Returns a GGUF file, or a folder with a model of random weights."""
     return fetch_smollm2() if name == "smollm2" else random_model(name, RANDOM_CONTEXT)
 
 
 def _contestants(
     model: Path, context: int, peers: Sequence[Recipe], logs: Path
 ) -> Iterator[tuple[str, AbstractContextManager[Contestant]]]:
-    """By the name that each has in its figures."""
+    """Yields contestants with their names in the figures."""
     threads = ("--threads", str(physical_cores()))
     for cache in ("float16", "int8", "int4"):
         settings = {"QUANTIZATION": QUANTIZATION, "KV_CACHE_DTYPE": cache, **NO_DRAFTS}

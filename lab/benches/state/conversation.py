@@ -1,5 +1,5 @@
-"""Conversations of agents: one system prompt for all, then turn by turn an answer with a call of a
-tool, and its result. Pure."""
+"""Writes conversations of agents: one system prompt for all, then in each turn an answer with a
+tool call, and the call's result. Pure."""
 
 import json
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ Message = dict[str, Any]
 ORDINARY_PROMPTS = ROOT / "lab" / "data" / "ordinary_prompts.txt"
 WORDS = [word for word in ORDINARY_PROMPTS.read_text("utf-8").lower().split() if word.isalpha()]
 TASK_WORDS = 16
-FIRST_TOKENS = 200  # before any turn: the tool and a task
-TURN_TOKENS = 56  # of a turn, beside answer and result: a call, and what a template writes
+FIRST_TOKENS = 200  # tool and task, before any turn
+TURN_TOKENS = 56  # call and template of a turn, besides answer and result
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 READ = {"name": "read_file", "description": "Returns what a file says.", "parameters": PATH}
 TOOLS = [{"type": "function", "function": READ}]
@@ -22,7 +22,7 @@ TOOLS = [{"type": "function", "function": READ}]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Tokens of the parts of a conversation: most words that are written for it are one."""
+    """Tokens of the parts of a conversation. Most of the words used are one token."""
 
     system: int
     result: int
@@ -31,12 +31,12 @@ class Sizes:
 
     @property
     def context(self) -> int:
-        """Tokens of a whole conversation."""
+        """Returns the tokens of a whole conversation."""
         turn_tokens = TURN_TOKENS + self.result + self.answer
         return FIRST_TOKENS + self.system + self.turns * turn_tokens
 
     def within(self, context: int) -> Self:
-        """Returns sizes that fit into a context: these, or all of them smaller alike."""
+        """Returns sizes that fit into a context, reduced in proportion if necessary."""
         fixed = replace(self, system=0, result=0, answer=0).context
         share = min(1.0, (context - fixed) / (self.context - fixed))
         system, result, answer = (int(share * n) for n in (self.system, self.result, self.answer))
@@ -44,14 +44,14 @@ class Sizes:
 
 
 def opening(agent: str, sizes: Sizes) -> list[Message]:
-    """Returns the system prompt, the same for every agent, and what this one is asked."""
+    """Returns the system prompt, which is the same for every agent, and this agent's task."""
     system = f"You are an agent. Your rules: {_words('rules', sizes.system)}"
     task = f"You are agent {agent}. Find out: {_words(agent, TASK_WORDS)}"
     return [{"role": "system", "content": system}, {"role": "user", "content": task}]
 
 
 def turn(agent: str, number: int, answer: str, sizes: Sizes) -> list[Message]:
-    """Returns an answer with the call that goes with it, and the call's result."""
+    """Returns an answer with its tool call, and the call's result."""
     call_id, path = f"call{number:05}", json.dumps({"path": f"{agent}/{number}.txt"})
     call = {"id": call_id, "type": "function", "function": {"name": "read_file", "arguments": path}}
     result = _words(f"{agent} {number}", sizes.result)

@@ -1,4 +1,4 @@
-"""A KV cache for so many tokens, as a setting."""
+"""Computes the setting for a KV cache of a number of tokens."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ MIB = 2**20
 
 
 def cache_for(model: Path, tokens: int) -> dict[str, str]:
-    """Of a model that is served with `QUANTIZATION`."""
+    """Returns the setting for `tokens` of a model that is served with `QUANTIZATION`."""
     described = describe(str(model))
     assert described.config is not None, described.faults
     options = EngineOptions(device="cpu", max_rows=1, quantization=QUANTIZATION)

@@ -1,1 +1,1 @@
-"""Every way to decode, beside other engines, on ordinary prompts."""
+"""A bench of all ways to decode, and of other engines, on ordinary prompts."""

@@ -1,19 +1,19 @@
-"""`make bench-table`: quantisation, speculation and batching side by side, and beside llama.cpp.
+"""Compares quantisation, speculation and batching, also with llama.cpp: `make bench-table`.
 
-For each model all servers are up at once and answer the same requests in turn, A B C A B C: one
-works while the others are idle. Greedy; prompts are token ids, and every answer is as long as the
-model's own, whoever writes it. The parts:
+For each model, all servers run at once and answer the same requests in turn; one works while the
+others are idle. Decoding is greedy, prompts are token ids, and on every server an answer is as long
+as the model's own. The parts:
 
-- forms: plain, quantised, Medusa, both; and how the gain of both compares with the single gains
-- sources: quantised with n-grams, with a draft model, and with the scheduler over all of them; and
-  a second server that does not draft, for how far equals differ
-- batching: BATCHING=dynamic beside continuous
+- forms: plain, quantised, Medusa, both; compares the gain of both with the single gains
+- sources: quantised with n-grams, with a draft model, and with the scheduler over all sources; and
+  a second server that does not draft, to show how far equal servers differ
+- batching: BATCHING=dynamic compared with continuous
 - peers: llama.cpp's server on the same weights, plain and with its own lookup and draft model
-- copies: n-grams and the scheduler where answers repeat what the prompt says, beside llama.cpp's
-- bound: the scheduler beside the best draft of a fixed length, and beside none, at every load
-- random: n-grams and the scheduler where nothing can be guessed: what they cost
+- copies: n-grams and the scheduler if answers repeat the prompt, compared with llama.cpp's lookup
+- bound: the scheduler compared with the best draft of a fixed length, and with none, at every load
+- random: the costs of n-grams and the scheduler if nothing can be guessed
 
-Time it alone: nothing else may use the cores. What is not here (heads, peer) is left out by name.
+Nothing else may use the cores. Missing heads or peers are named and left out.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def _arguments() -> argparse.Namespace:
 
 
 class Results:
-    """Gathers what was measured: prints it, and keeps it in a file, complete after every part."""
+    """Prints measurements, and keeps them in a file that is complete after every part."""
 
     def __init__(self, machine: str) -> None:
         self._figures: dict[str, Any] = {"machine": machine, "parts": {}}
@@ -146,7 +146,7 @@ def measure_table(
     arguments: argparse.Namespace,
     results: Results,
 ) -> dict[int, Turns]:
-    """Returns the turns by users. `auto`: the server that peers are compared with."""
+    """Measures servers. Returns turns by users. `auto` is the server to compare peers with."""
     turns_by_users: dict[int, Turns] = {}
     rows: list[Row] = []
     with ExitStack() as stack:
@@ -179,8 +179,8 @@ def measure_bound(
     arguments: argparse.Namespace,
     results: Results,
 ) -> None:
-    """The same requests in every turn: their prompts are in the rows' caches after the first, which
-    is not counted."""
+    """Measures with the same requests in every turn. Their prompts are in the rows' caches after
+    the first turn, which is not counted."""
     title = f"{name}: the bound"
     with ExitStack() as stack:
         reusing = replace(form, prefix_reuse=True)
@@ -198,7 +198,7 @@ def measure_bound(
 
 
 def measure_random(arguments: argparse.Namespace, results: Results) -> None:
-    """Samples of random weights at temperature 1: nothing repeats, and nothing can be guessed."""
+    """Measures random weights at temperature 1, where nothing repeats or can be guessed."""
     [workload] = workloads(["110m"])
     draw = Random(SEED)
     asked = [
@@ -232,8 +232,8 @@ def taken_turns(
     rounds: Sequence[Sequence[Request]],
     users: int,
 ) -> tuple[list[Server], Turns]:
-    """Of each server a turn in each round, after one of `first`, which is not counted. Of servers
-    with one name only the one that was fastest there goes on."""
+    """Returns the servers, and a turn of each in each round. A turn with `first` is not counted; of
+    servers with the same name, only the one that is fastest in it goes on."""
     able = [server for server in servers if users >= server.least_users]
     speeds = {server.label: turn_of(server, first, users).tokens_per_s for server in able}
     by_speed = sorted(able, key=lambda server: speeds[server.label])
@@ -247,18 +247,18 @@ def taken_turns(
 
 
 def warm_up(rounds: Sequence[Sequence[Request]], users: int) -> Sequence[Request]:
-    """Few requests, as many as users at least."""
+    """Returns a few requests, but at least as many as users."""
     return rounds[0][: max(users, WARM_UP_REQUESTS)]
 
 
 def shares(asked: Sequence[Request], count: int, rounds: int) -> list[list[Request]]:
-    """`count` requests for each round, others in every round as far as there are any."""
+    """Returns `count` requests for each round, different in every round if there are enough."""
     starts = [number * count for number in range(rounds)]
     return [[asked[(at + place) % len(asked)] for place in range(count)] for at in starts]
 
 
 def reported(servers: Sequence[Server], turns: Turns, users: int) -> list[Row]:
-    """A row of each server, printed."""
+    """Prints and returns a row of each server."""
     rows = [row_of(server, users, turns) for server in servers]
     print("\n".join(map(row_text, rows)), flush=True)
     return rows

@@ -1,4 +1,4 @@
-"""What the table says of turns: medians over rounds, gains, and the bound of speculation."""
+"""Computes the table's figures from turns: medians over rounds, gains, the bound of speculation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Self
 
 from lab.benches.table.turns import Counts, Server, Turn
 
-Turns = Mapping[str, Sequence[Turn]]  # by the server's name, one a round
+Turns = Mapping[str, Sequence[Turn]]  # server's name -> one turn per round
 
 # Tokens/s of the published server, Falcon-40B: plain, quantised, Medusa, both.
 PUBLISHED = (3.9, 10.6, 5.1, 13.3)
@@ -15,7 +15,7 @@ PUBLISHED = (3.9, 10.6, 5.1, 13.3)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure of every round."""
+    """Median, least and most of a figure over rounds."""
 
     median: float
     least: float
@@ -31,7 +31,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One server under one load; ratios are over `plain`, of the turns of one round."""
+    """One server under one load. Ratios are over the server `plain` in the same round."""
 
     label: str
     plain: str
@@ -69,21 +69,21 @@ def row_of(server: Server, users: int, turns: Turns) -> Row:
 
 
 def gains(turns: Turns, label: str, base: str) -> list[float]:
-    """Tokens/s of one server over another's, round by round: they had the same requests."""
+    """Returns tokens/s of one server over another's for the same requests, round by round."""
     pairs = zip(turns[label], turns[base], strict=True)
     return [turn.tokens_per_s / other.tokens_per_s for turn, other in pairs]
 
 
 def decode_gains(turns: Turns, label: str, base: str) -> list[float]:
-    """Like `gains`, of a user's tokens/s after the first."""
+    """Returns the same as `gains` for a user's tokens/s after the first token."""
     pairs = zip(turns[label], turns[base], strict=True)
     return [turn.decode_tokens_per_s / other.decode_tokens_per_s for turn, other in pairs]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The four forms at one user, whose tokens after the first are counted. `kept`: the gain of
-    both over the product of single gains."""
+    """The four forms with one user, by tokens/s after the first token. `kept` is the gain of both
+    over the product of single gains."""
 
     tokens_per_s: tuple[float, float, float, float]  # plain, quantised, Medusa, both
     kept: Spread
@@ -101,20 +101,20 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The best that fixed drafts would give at one load, and what the scheduler gave there.
+    """The best speedup by drafts of fixed length at one load, and the scheduler's there.
 
-    `speedups` by tokens drafted, as tokens per step x t(B, 1) / t(B, N): t is the mean time of a
-    step in the model. `reached` is the scheduler's, by the same formula.
+    `speedups` by drafted tokens are tokens per step x t(B, 1) / t(B, N), where t is the mean time
+    of a step in the model. `reached` is the scheduler's speedup by the same formula.
     """
 
     users: int
     speedups: Mapping[str, float]
     reached: float
-    reached_tokens_per_s: Spread  # over SPECULATION=off, as the clock has it
+    reached_tokens_per_s: Spread  # measured, over SPECULATION=off
 
     @property
     def best(self) -> float:
-        """Not to draft is always possible."""
+        """Returns the best speedup, at least 1, because drafting can be left out."""
         return max(1.0, *self.speedups.values())
 
     @property
@@ -123,7 +123,7 @@ class Bound:
 
 
 def bound_of(rows: Sequence[Row], auto: str, off: str) -> Bound:
-    """Of the rows of one load: one that does not draft, the scheduler's, and fixed drafts."""
+    """Returns the bound from the rows of one load: no drafts, the scheduler's, and fixed ones."""
     by_label = {row.label: row for row in rows}
     single = by_label[off]
     speedups = {label: speedup(row, single) for label, row in by_label.items() if label != off}
@@ -132,8 +132,8 @@ def bound_of(rows: Sequence[Row], auto: str, off: str) -> Bound:
 
 
 def speedup(row: Row, single: Row) -> float:
-    """Tokens of a row's step for the time that single steps take. Source: the bound of Leviathan
-    et al. (2023), with measured times of steps."""
+    """Returns a row's gain in tokens per step over its increase of step time. Source: the bound of
+    Leviathan et al. (2023), with measured times of steps."""
     assert row.step_ms is not None
     assert single.step_ms is not None
     gained = row.tokens_per_step / single.tokens_per_step

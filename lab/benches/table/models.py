@@ -1,4 +1,4 @@
-"""The two models of `bench-table`, and what they are asked: prompts that no training has seen."""
+"""The two models of `bench-table`, with prompts that they have not seen in training."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from lab.models.gguf_file import make_gguf
 from scripts.fetch_smollm2 import SMOLLM2, fetch_smollm2
 
 ORDINARY_PROMPTS = ROOT / "lab" / "data" / "ordinary_prompts.txt"
-SEED = 20261123  # not that of the embedded model's own evaluation
+SEED = 20261123  # differs from the seed of the embedded model's own evaluation
 ASKED_TOGETHER = 8
 CONTEXT_STEP = 64
 
@@ -25,7 +25,7 @@ Prompt = dict[str, Any]  # a body of /v1/tokenize: bare text, or the messages of
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`fetch` returns what MODEL names, `gguf` a file with the same weights for llama.cpp."""
+    """`fetch` returns the value of MODEL, `gguf` a file with the same weights for llama.cpp."""
 
     name: str
     fetch: Callable[[], Path]
@@ -36,9 +36,9 @@ class Model:
     def requests(
         self, num_prompts: int, max_tokens: int, quantization: str, copying: bool = False
     ) -> list[Request]:
-        """Each answer is as long as this model's own, at most `max_tokens`: everybody can then be
-        told to write as many, and nobody goes on after the end. What it has no answer to is left
-        out. `copying`: each chat has its answer already, and ends with the same question again."""
+        """Returns requests whose `max_tokens` are the lengths of this model's own answers, so that
+        all servers can write as many tokens and none goes on after the end. Leaves out prompts
+        without an answer. With `copying`, each chat has its answer and asks the question again."""
         workload = Workload(self.name, self.fetch(), max_tokens, rounds=1)
         with served_workload(workload, quantization) as api:
             written = self.prompts(num_prompts)
@@ -55,7 +55,7 @@ class Model:
 
 
 def context_tokens(asked: Sequence[Request]) -> int:
-    """A context in which all of them have room."""
+    """Returns a context with room for all requests."""
     longest = max(len(request.prompt) + request.max_tokens for request in asked)
     return -(-longest // CONTEXT_STEP) * CONTEXT_STEP + CONTEXT_STEP
 
@@ -75,7 +75,7 @@ def _asked_again(api: ServedApi, chat: list[dict[str, str]], max_tokens: int) ->
 
 
 def _held_out(count: int) -> list[Prompt]:
-    """Questions in held-out wordings, as the embedded model's evaluation puts them."""
+    """Returns questions in held-out wordings, as in the embedded model's evaluation."""
     trials = draw_trials(SEED, per_category=count)
     return [_as_prompt(trial) for trial in Random(SEED).sample(trials, count)]
 

@@ -1,4 +1,4 @@
-"""Who takes turns in `bench-table`; what cannot start here is left out, with the reason."""
+"""Starts the servers of `bench-table`. Servers that cannot start are left out, with the reason."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -16,9 +16,9 @@ from lab.peers.llama_server import llama_server
 
 PLAIN = "plain"
 AUTO = "auto"
-DYNAMIC_FROM_USERS = 8  # with fewer there is no batch to wait for
-# llama.cpp's drafts, of which the fastest under each load takes part: its lookup of n tokens with
-# the m that followed, its lookup by statistics, and how many tokens a draft model proposes.
+DYNAMIC_FROM_USERS = 8  # with fewer users there is no batch to wait for
+# llama.cpp's lookups, of which the fastest under each load takes part: lookup of n tokens with the
+# m that followed, and lookup by statistics. DRAFT_TOKENS are numbers that a draft model proposes.
 LOOKUPS = {
     "simple 2, 4": ("ngram-simple", "--spec-ngram-simple-size-n 2 --spec-ngram-simple-size-m 4"),
     "simple 3, 3": ("ngram-simple", "--spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 3"),
@@ -27,17 +27,17 @@ LOOKUPS = {
 }
 DRAFT_TOKENS = (2, 4, 8)
 
-Settings = dict[str, Any]  # of a server, by the names of its variables
+Settings = dict[str, Any]  # settings of a server, by variable
 Servers = Iterator[AbstractContextManager[Server]]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What all servers of one model have in common.
+    """The properties that all servers of one model share.
 
-    `quantization` may be none, as it has to be on CUDA. `tokens`: SPECULATION_TOKENS of those that
-    always draft; `draft`: a draft model, if there is one; `prefix_reuse`: whether a prompt that
-    comes again is computed again.
+    `quantization` may be none, as it must be on CUDA. `tokens` is SPECULATION_TOKENS of servers
+    that always draft; `draft` is a draft model, if there is one; `prefix_reuse` says whether a
+    repeated prompt is reused instead of computed again.
     """
 
     model: Model
@@ -54,21 +54,21 @@ class Form:
 
     @property
     def base(self) -> str:
-        """What the server is called that does nothing but decode weights of this form."""
+        """The name of the server that only decodes weights of this form."""
         return self.quantization if self.is_quantised else PLAIN
 
     @property
     def auto(self) -> str:
-        """What the scheduler's server is called."""
+        """The name of the server with the scheduler."""
         return f"{self.base}, {AUTO}"
 
     @property
     def labels(self) -> tuple[str, str, str, str]:
-        """Plain, quantised, Medusa, both."""
+        """The names of the plain, the quantised and the Medusa server, and of both together."""
         return PLAIN, self.base, f"{PLAIN}, medusa", f"{self.base}, medusa"
 
     def forms(self) -> Servers:
-        """The four of `labels`, or two where there are no heads or nothing is quantised."""
+        """Yields the four servers of `labels`, or two without heads or quantisation."""
         plain, quantised, medusa, both = self.labels
         yield self._hearth(plain, "none")
         if self.is_quantised:
@@ -79,7 +79,7 @@ class Form:
                 yield self._hearth(both, self.quantization, settings)
 
     def sources(self) -> Servers:
-        """Quantised, without drafts again, which differs by chance, and with what else drafts."""
+        """Yields quantised servers: one more without drafts, to show chance, and other sources."""
         yield self._quantised("again", {})
         yield self._quantised("ngram", self._always("ngram"))
         if self.draft is None:
@@ -89,13 +89,13 @@ class Form:
         yield self._quantised(AUTO, self._auto())
 
     def batching(self) -> Servers:
-        """Beside the quantised one of `forms`, whose batching is continuous."""
+        """Yields a server with dynamic batching, to compare with the quantised one of `forms`."""
         yield self._quantised(
             "BATCHING=dynamic", {"BATCHING": "dynamic"}, least_users=DYNAMIC_FROM_USERS
         )
 
     def peers(self) -> Servers:
-        """llama.cpp's server, plain and with each of its own drafts."""
+        """Yields llama.cpp's server, plain and with each of its own kinds of drafts."""
         try:
             print(f"llama.cpp: {install(LLAMA_CPP)}", flush=True)
         except NotInstalled as error:
@@ -111,7 +111,7 @@ class Form:
                 yield self._llama(f", draft ({tokens})", *draft, *most)
 
     def bound(self, sizes: Sequence[int]) -> Servers:
-        """Without drafts, with the scheduler's, and with drafts of each of `sizes` tokens."""
+        """Yields servers without drafts, with the scheduler, and with drafts of each size."""
         yield self._hearth(self.base, self.quantization)
         yield self._quantised(AUTO, self._auto())
         for settings in [*self._medusa(), self._always("ngram")]:
@@ -120,7 +120,7 @@ class Form:
                 yield self._quantised(label, settings | {"SPECULATION_TOKENS": size})
 
     def unaided(self) -> Servers:
-        """Without drafts, with n-grams wherever they match, and with the scheduler's."""
+        """Yields servers without drafts, with n-grams wherever they match, and the scheduler."""
         yield self._hearth(self.base, self.quantization)
         yield self._quantised("ngram", self._always("ngram"))
         yield self._quantised(AUTO, self._auto())
@@ -129,14 +129,14 @@ class Form:
         return {"SPECULATION": source, "SPECULATION_TOKENS": self.tokens}
 
     def _medusa(self) -> Iterator[Settings]:
-        """Once, where there are heads."""
+        """Yields the settings for Medusa, if there are heads."""
         if self.model.heads.is_dir():
             yield self._always("medusa") | {"MEDUSA_HEADS": self.model.heads}
         else:
             print(f"{self.model.name}, medusa is left out: no heads in {self.model.heads}")
 
     def _auto(self) -> Settings:
-        """The scheduler over every source there is."""
+        """Returns the settings for the scheduler over all existing sources."""
         settings: Settings = {"SPECULATION": "auto"}
         if self.model.heads.is_dir():
             settings["MEDUSA_HEADS"] = self.model.heads
@@ -158,7 +158,7 @@ class Form:
         settings: Settings | None = None,
         least_users: int = 1,
     ) -> Iterator[Server]:
-        """Ours. Raises AssertionError when it does not start."""
+        """Yields our server. Raises AssertionError if it does not start."""
         own = {
             "USER_ROWS": self.users,
             "MAX_SEQ_LEN": self.context,
@@ -181,7 +181,7 @@ class Form:
 
 
 def started(servers: Servers, stack: ExitStack) -> list[Server]:
-    """All that start, one after the other, as what some of them measure then needs quiet."""
+    """Starts servers one by one, because some measure at start. Returns those that start."""
     running = []
     for server in servers:
         try:

@@ -1,4 +1,4 @@
-"""The table's figures as Markdown."""
+"""Formats the table's figures as Markdown."""
 
 from collections.abc import Iterator, Sequence
 
@@ -55,7 +55,7 @@ def _bound_line(bound: Bound) -> str:
 
 
 def beside_peers(rows: Sequence[Row], ours: str, peers: str) -> Iterator[str]:
-    """At each load `ours` over the fastest row whose label begins with `peers`."""
+    """Yields, for each load, `ours` over the fastest row whose label begins with `peers`."""
     for users in sorted({row.users for row in rows}):
         here = [row for row in rows if row.users == users]
         own = [row for row in here if row.label == ours]

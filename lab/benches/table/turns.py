@@ -1,4 +1,4 @@
-"""A turn: all requests of a load, answered by one of several servers while the others are idle."""
+"""Runs turns: one of several servers answers all requests of a load, while the others are idle."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,18 +14,18 @@ from lab.kit.servers import ServedApi
 
 
 class Counts(NamedTuple):
-    """Totals of a server, or what they gained in a turn; a row step is a row's part in a step."""
+    """Totals of a server, or their growth in a turn. A row step is a row's part in a step."""
 
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     row_steps: int = 0
     steps: int = 0
-    model_s: float = 0.0  # inside the model, of all steps
+    model_s: float = 0.0  # seconds of all steps inside the model
 
     @classmethod
     def of(cls, api: ServedApi) -> Self:
-        """Totals of Hearth's decode loop so far."""
+        """Returns the totals of Hearth's decode loop so far."""
         lines = fetch(f"{api.url}/metrics", PROBE).decode().splitlines()
         [row_steps] = [line for line in lines if line.startswith("inference_batch_size_sum")]
         totals = api.state()["totals"]
@@ -34,8 +34,8 @@ class Counts(NamedTuple):
 
     @classmethod
     def reported(cls, streams: Sequence[Stream]) -> Self:
-        """What llama.cpp's server says of its answers; each begins with a token that no step of
-        decoding made, and goes on with one a step beside those that were accepted."""
+        """Returns counts from the answers of llama.cpp's server. Each answer begins with a token
+        from prefill, and each decode step adds one token to the accepted ones."""
         timings = [stream.last["timings"] for stream in streams]
         generated = sum(stream.num_tokens for stream in streams)
         accepted = sum(each.get("draft_n_accepted", 0) for each in timings)
@@ -55,42 +55,42 @@ class Counts(NamedTuple):
 
     @property
     def tokens_per_step(self) -> float:
-        """Of a row."""
+        """Returns the tokens per step of a row."""
         return self.generated_tokens / self.row_steps
 
     @property
     def step_ms(self) -> float | None:
-        """Mean time of a step in the model; None of a server that does not say."""
+        """Returns the mean time of a step in the model; None if the server does not report it."""
         return 1000 * self.model_s / self.steps if self.steps else None
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One that takes turns. `label` is what the table calls it, `plain` the name of what it is
-    compared with: the same weights without speculation."""
+    """A server that takes turns. `label` is its name in the table, `plain` the name of the server
+    to compare it with, which has the same weights without speculation."""
 
     label: str
     plain: str
     port: int
     process: psutil.Process
-    counts: Callable[[Sequence[Stream]], Counts]  # totals so far, or those of the streams
-    least_users: int = 1  # below it, it takes no part
+    counts: Callable[[Sequence[Stream]], Counts]  # returns totals so far, or of the streams
+    least_users: int = 1  # it takes no part with fewer users
 
     @property
     def name(self) -> str:
-        """The label without what is in brackets: variants of one server share it."""
+        """The label without brackets, which variants of a server share."""
         return self.label.partition(" (")[0]
 
     def memory_mib(self) -> float:
-        """Resident memory of the server's processes."""
+        """Returns the resident memory of the server's processes."""
         members = [self.process, *self.process.children(recursive=True)]
         return sum(member.memory_info().rss for member in members) / 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`tokens_per_s`: all new tokens, from the first request to the last token, so that prefill is
-    included. `decode_tokens_per_s`: of one user, after the first token of its answer."""
+    """A turn's results. `tokens_per_s` are all new tokens over the whole time, so it includes
+    prefill. `decode_tokens_per_s` is for one user, after the first token of an answer."""
 
     texts: list[str]
     tokens_per_s: float
@@ -100,7 +100,7 @@ class Turn:
 
 
 def turn_of(server: Server, asked: Sequence[Request], users: int) -> Turn:
-    """A closed loop: a user sends the next request when its last answer has ended."""
+    """Runs a closed loop: a user sends its next request when its last answer has ended."""
     before, began_s = server.counts([]), time.perf_counter()
     with ThreadPoolExecutor(users) as pool:
         streams = list(pool.map(lambda request: complete(server.port, request), asked))

@@ -1,1 +1,1 @@
-"""Plans held against the truth: real loads, and simulated servers."""
+"""Benches that check predictions against real loads and simulated servers."""

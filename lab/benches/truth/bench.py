@@ -1,12 +1,12 @@
-"""`make bench-truth`: the optimizer's simulator beside the real server, under random loads.
+"""Compares the optimizer's simulator with the real server under random loads: `make bench-truth`.
 
     python -m lab.benches truth [--model tiny|smollm2|llama] [--loads 20] [--seed 1]
 
-Rates, lengths, how these spread and how bursty arrivals are, all are drawn at random. The service
-curve is fitted to closed loops measured in turn with the loads, as `bench-loop` does; then the
-optimizer is asked over HTTP to simulate just the requests that came, at the speed of the moment.
-Printed is its mean TTFT and ITL beside those measured, of every load. ITL is a mean over tokens. It
-ends with 1 when one is off by more than 10 %, with 2 when there is nothing to compare.
+Rates, lengths, their spreads and the burstiness of arrivals are random. The service curve is fitted
+to closed loops measured in turn with the loads, as in `bench-loop`. Then the optimizer simulates
+exactly the requests that came, at the speed of their moment. The output is the simulated and the
+measured mean TTFT and ITL of every load. ITL is a mean over tokens. The exit status is 1 if a mean
+is off by more than 10 %, and 2 if there is nothing to compare.
 """
 
 import argparse
@@ -39,17 +39,17 @@ from lab.kit.servers import ROOT, exit_on_sigterm
 
 RESULTS = ROOT / "var" / "bench" / "truth"
 ALLOWED = 0.10
-SHARES = (0.2, 0.8)  # of about the capacity
-LENGTHS = (0.5, 1.5)  # mean tokens over those that are usual
-SPREADS = (0.0, 0.25, 1.0)  # of lengths
-BURSTS = (0.5, 1.0, 2.0, 4.0)  # spreads of waits
-PROMPT_TOKEN = 0.3  # of the time of an output token, about, to find the capacity of a shape
+SHARES = (0.2, 0.8)  # rates over the approximate capacity
+LENGTHS = (0.5, 1.5)  # mean tokens over the usual ones
+SPREADS = (0.0, 0.25, 1.0)  # squared coefficients of variation of lengths
+BURSTS = (0.5, 1.0, 2.0, 4.0)  # squared coefficients of variation of gaps between arrivals
+PROMPT_TOKEN = 0.3  # a prompt token's time over an output token's, to estimate a shape's capacity
 IN_A_ROUND = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A load: TTFT and ITL in ms, simulated, as (low, value, high), and measured."""
+    """A load's TTFT and ITL in ms: simulated, as (low, value, high), and measured."""
 
     load: Workload
     method: str
@@ -60,7 +60,7 @@ class Simulated:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Of TTFT and ITL, relative to what was measured."""
+        """Returns the errors of TTFT and ITL relative to the measurements."""
         return (
             self.ttft_ms[1] / self.measured_ttft_ms - 1,
             self.itl_ms[1] / self.measured_itl_ms - 1,
@@ -68,7 +68,7 @@ class Simulated:
 
 
 def random_loads(plan: LoopPlan, count: int, capacity_per_s: float) -> list[Workload]:
-    """Loads of `plan.check_s` each, at shares of about the capacity of their own shape."""
+    """Returns loads of `plan.check_s` each, at shares of their shapes' approximate capacities."""
     rng = Random(f"{plan.seed} loads")
     usual = plan.shape
     loads = []
@@ -101,7 +101,7 @@ def rounds_of(loads: Sequence[Workload]) -> list[Sequence[Workload]]:
 
 
 def simulated(asked: Asked, point: LoadPoint, curve: ServiceCurve) -> Simulated:
-    """Raises OptimizerUnusable."""
+    """Simulates a load. Raises OptimizerUnusable."""
     said = asked.of_requests(point, curve)
     answered = succeeded(point.measured)
     gaps = [output_tokens(record) - 1 for record in answered]
@@ -143,7 +143,7 @@ def main() -> None:
 def run_truth(
     server: Checked, plan: LoopPlan, num_loads: int, asked: OptimizerApi, results: Path = RESULTS
 ) -> tuple[list[Simulated], SpeedOfMoments, Path]:
-    """Every load simulated and measured, how the machine's speed moved, and the run's folder."""
+    """Returns all loads simulated and measured, the machine's speeds, and the run's folder."""
     options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)
     origin = Origin.now()
     runner = RowRunner(server.target, options, origin)
@@ -166,7 +166,7 @@ def is_missed(one: Simulated) -> bool:
 
 
 def lines(found: Sequence[Simulated], speeds: SpeedOfMoments) -> Iterator[str]:
-    """A row for each load; errors are (simulated - measured) / measured."""
+    """Yields a row for each load. Errors are (simulated - measured) / measured."""
     yield f"- {speeds.line()}"
     yield ""
     yield (

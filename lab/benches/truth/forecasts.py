@@ -1,12 +1,12 @@
-"""`make bench-forecasts`: what a controller forecasts of two servers, beside what comes.
+"""Compares a controller's forecasts for two servers with what follows: `make bench-forecasts`.
 
     python -m lab.benches forecasts [--hours 5] [--period 10]
 
-The embedded model and SmolLM2 are served behind one proxy, each held to a share of a core, and
-asked at rates that rise and fall all the time. Before each period the controller forecasts its
-arrivals, TTFT and ITL, with intervals that are to hold nine times in ten. Printed is how many held,
-and how wide they were. It ends with 1 where fewer held than chance explains. Run it on a machine
-that does nothing else; measuring the servers takes two minutes before the first period.
+The embedded model and SmolLM2 are served behind one proxy, each limited to a share of a core, with
+rates that rise and fall all the time. Before each period the controller forecasts arrivals, TTFT
+and ITL, with intervals that should hold nine times in ten. The output is how many held, and their
+widths. The exit status is 1 if fewer held than chance explains. Run it on a machine that does
+nothing else; measuring the servers takes two minutes before the first period.
 """
 
 import argparse
@@ -37,9 +37,9 @@ from lab.demo.fleet.speeds import LOAD, with_speed
 from lab.kit.servers import exit_on_sigterm
 from scripts.fetch_smollm2 import fetch_smollm2
 
-MOST = 0.75  # of what a server answers within the planned levels
+MOST = 0.75  # share of a server's highest rate within the planned levels
 CLEAR = 2.0  # standard errors
-MAX_BYTES = 2**30  # of a journal, of which a line has some kilobytes
+MAX_BYTES = 2**30  # bytes of a journal, whose lines take kilobytes
 
 Scores = Mapping[tuple[str, str], Score]
 """Keys: a server and a figure."""
@@ -47,13 +47,13 @@ Scores = Mapping[tuple[str, str], Score]
 
 @dataclass(frozen=True, slots=True)
 class Asked(Member):
-    """A server that is asked all the time, by one replica, at rates that rise and fall."""
+    """A server with one replica that always gets requests, at rates that rise and fall."""
 
     least_replicas: int = 1
     most_replicas: int = 1
 
     def rate_at(self, at_s: float, day_s: float) -> float:
-        """Between a tenth and nine tenths of MOST, in two waves of minutes."""
+        """Returns a rate between 0.1 and 0.9 times MOST, in two waves that last for minutes."""
         slow, fast = (math.sin(2 * math.pi * at_s / wave_s) for wave_s in (421.0, 97.0))
         return self.peak_per_s * MOST / LOAD * (0.5 + 0.25 * slow + 0.15 * fast)
 
@@ -67,7 +67,7 @@ def servers() -> list[Asked]:
 
 
 def scores(judged: Iterable[JudgedForecasts]) -> Scores:
-    """How all forecasts did that had an interval."""
+    """Returns the scores of all forecasts that had an interval."""
     every: defaultdict[tuple[str, str], list[JudgedForecast]] = defaultdict(list)
     for cycle in judged:
         for server, figures in cycle.items():
@@ -95,7 +95,7 @@ def _line(server: str, figure: str, score: Score) -> str:
 
 
 def is_kept(found: Scores) -> bool:
-    """Whether nine in ten held, but for chance."""
+    """Returns whether nine in ten intervals held, allowing for chance."""
     held, judged = _held(found)
     return judged > 0 and held >= SHARE * judged - CLEAR * math.sqrt(judged * SHARE * (1 - SHARE))
 
@@ -105,7 +105,7 @@ def _held(found: Scores) -> tuple[int, int]:
 
 
 def scores_in(journal: Path) -> Scores:
-    """Those of a controller's whole journal."""
+    """Returns the scores of a controller's whole journal."""
     return scores(past_in(Journal(journal, MAX_BYTES).read_back(MAX_BYTES), 0.0, 0.0).judged)
 
 

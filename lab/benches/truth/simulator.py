@@ -1,13 +1,13 @@
-"""The optimizer's chain beside the token-level simulation, on random systems.
+"""Compares the optimizer's chain with the token-level simulation, on random systems.
 
     python -m lab.benches simulator [--systems 200] [--requests 60000] [--seed 1]
 
-Every system has a service curve, a batch, a shape of requests, a spread of output lengths and a
-load below 90 % of its own. Printed is how far the chain is off, in mean TTFT, mean ITL and
-throughput: where it answers by itself (`method: auto`), and, for half as many, where it would have
-left the answer to the simulation. A figure counts as beyond 5 % only where the simulation's own
-95 % interval says so; systems that it cannot tell yet are simulated with ever more requests. Ends
-with 1 where any system of the first kind is beyond. The numbers do not depend on the machine.
+Every system has a random service curve, batch, shape of requests, spread of output lengths, and a
+load below 90 % of its capacity. The output is the chain's errors in mean TTFT, mean ITL and
+throughput, for systems that it answers itself (`method: auto`) and, for half as many, for systems
+that it would leave to the simulation. A figure counts as beyond 5 % only if the simulation's 95 %
+interval confirms it; undecided systems are simulated with more and more requests. The exit status
+is 1 if any system of the first kind is beyond. The numbers do not depend on the machine.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from optimizer.simulation.server import Server
 from optimizer.simulation.traffic import Traffic
 
 ALLOWED = 0.05
-MORE, MOST = 4, 16  # times the requests, where the simulation cannot tell yet
+MORE, MOST = 4, 16  # factors on requests while a simulation is undecided: per step, in all
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 SPREADS = (0.0, 0.25, 1.0, 1.5)
 
@@ -53,7 +53,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Of the chain, relative, and the half width of the simulation's interval, relative too."""
+    """The chain's relative error, and the relative half width of the simulation's interval."""
 
     value: float
     uncertain: float
@@ -84,7 +84,7 @@ class Compared:
 
 
 def random_systems(seed: int) -> Iterator[Loaded]:
-    """Yields systems without end: step times that bend, budgets or none, lengths log-uniform."""
+    """Yields endless systems with bent step times, lengths log-uniform, some with budgets."""
     rng = np.random.default_rng(seed)
     while True:
         one = _random_replica(rng)
@@ -120,8 +120,8 @@ def _between(rng: Rng, low: float, high: float) -> float:
 
 
 def compare(system: Loaded, requests: int, seed: int, most: int = MOST) -> Compared:
-    """Returns the chain's errors. What looks wrong is looked at again with ever more requests, up
-    to `most` times: near capacity a simulation's own interval is too narrow."""
+    """Returns the chain's errors. Repeats a simulation that finds an error with more requests, up
+    to `most` times as many, because near capacity its own interval is too narrow."""
     found = _compared(system, requests, seed)
     times = 1
     while times < most and any(abs(error.value) > ALLOWED for error in found.errors):
@@ -136,7 +136,7 @@ def _compared(system: Loaded, requests: int, seed: int) -> Compared:
     shape = one.shape
     traffic = Traffic(system.rate_per_ms, shape.in_tokens, shape.out_tokens, out_scv=one.out_scv)
     seen = estimate(server, traffic, requests, seed)
-    said = one.solve(seen.offered_per_ms)  # chance changes the rate, and latencies far more
+    said = one.solve(seen.offered_per_ms)  # chance changes the rate, which changes latencies much
     return Compared(
         system,
         _error(said.ttft_ms, seen.ttft),
@@ -170,7 +170,7 @@ def main() -> None:
 
 
 def table(within: list[Compared], outside: list[Compared]) -> list[str]:
-    """The errors as a table in Markdown, and every system of the chain's own that is beyond."""
+    """Returns a Markdown table of the errors, and the systems of the first kind beyond 5 %."""
     lines = [
         "| systems | | median error | 95 % within | worst | beyond 5 % | cannot tell |",
         "|---|---|---|---|---|---|---|",

@@ -1,1 +1,1 @@
-"""The search for shares of a split model."""
+"""Benches of the search for the best split of a model."""

@@ -1,6 +1,6 @@
-"""`make bench-weights`: the weights samplers beside public optimisers, by trials and not by time.
+"""Compares the weights samplers with public optimisers, by trials, not time: `make bench-weights`.
 
-Objectives, all to be maximised, with NOISE of 5 % but for the first:
+Objectives, all to be maximised, with NOISE of 5 % except for the first:
 - sse: 1 / squared distance to a random optimum, exact;
 - pipe: pipelined tokens/s, 1 / max_i(w_i L / s_i + c_i), random speeds, latencies and caps;
 - tight: the same with caps that sum to 1.25;
@@ -8,14 +8,14 @@ Objectives, all to be maximised, with NOISE of 5 % but for the first:
 - layers: pipe without caps, where only splits of 32 whole layers exist;
 - cliff: stages that are not linear, for which no model here was made.
 
-For each the median over seeds of the regret (sse: distance to the optimum; else the relative loss
-of the noise-free value) of the weights reported best after so many trials. The public optimisers
-run in a virtual environment of their own under var/, made at the first run; they and the classic
-method report the best value seen. Results of earlier runs stay in the JSON file and in the table.
-Below it stands where a cell of ours is above the best of the others: the difference of the medians
-with its 95 % interval, and whether that is within the noise of the seeds.
+The figure is the median over seeds of the regret of the weights reported best after some number of
+trials. The regret is the distance to the optimum for sse, and else the relative loss of the
+noise-free value. The public optimisers run in a virtual environment under var/, made by the first
+run; they and the classic method report the best value seen. Results of earlier runs stay in the
+JSON file and in the table. Below the table are our cells that are above the best of the others: the
+difference of the medians with its 95 % interval, and whether that is within the noise of the seeds.
 
-Set OMP_NUM_THREADS=1: the matrices are small, and on a busy machine threads of BLAS wait for each
+Set OMP_NUM_THREADS=1: the matrices are small, and on a busy machine BLAS threads wait for each
 other many times longer than they compute.
 """
 
@@ -59,10 +59,10 @@ NAMES = {
     "gp": "scikit-optimize GP",
 }
 CHECKPOINTS = (25, 50, 100, 200)
-GP_TRIALS = 50  # scikit-optimize fits anew at each trial: hours for all columns beyond
+GP_TRIALS = 50  # scikit-optimize fits anew at each trial; more would take hours for all columns
 RESAMPLES = 2000
 
-Regrets = list[dict[str, float]]  # per seed, by number of trials
+Regrets = list[dict[str, float]]  # for each seed, by number of trials
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
         }
         for done in as_completed(runs):
             method, column = runs[done]
-            # Read anew: another run may have added to the file meanwhile.
+            # Read the file again, because another run may have added to it.
             results = load(arguments.results)
             results.setdefault(column, {})[method] = done.result()
             arguments.results.write_text(json.dumps(results, indent=1))
@@ -144,19 +144,20 @@ def run_ours(method: str, task: Task, trials: int, seed: int) -> dict[str, float
 
 
 def reported(method: str, problem: Problem, observations: list[Observation]) -> tuple[float, ...]:
-    """The classic method knows no noise: its best is the best value seen."""
+    """Returns the weights that a method reports. The classic method, which does not account for
+    noise, reports the best value seen."""
     if method == "dirichlet_mle":
         return max(observations, key=lambda observation: observation.metric).shares
     return assess(problem, observations).best.shares
 
 
 def after(trials: int, regrets: Regrets) -> list[float]:
-    """Per seed; empty if no run went so far."""
+    """Returns each seed's regret after `trials`; empty if no run went so far."""
     return [regret[str(trials)] for regret in regrets if str(trials) in regret]
 
 
 def cell(regrets: Regrets) -> str:
-    """Medians by number of trials."""
+    """Returns medians by number of trials."""
     parts = []
     for trials in CHECKPOINTS:
         values = after(trials, regrets)
@@ -165,7 +166,7 @@ def cell(regrets: Regrets) -> str:
 
 
 def table(results: dict[str, dict[str, Regrets]]) -> Iterator[str]:
-    """Markdown: an objective a row, a method a column."""
+    """Yields a Markdown table with a row per objective and a column per method."""
     yield "| | " + " | ".join(NAMES.values()) + " |"
     yield "|---" * (len(NAMES) + 1) + "|"
     for column in COLUMNS:
@@ -178,7 +179,7 @@ def table(results: dict[str, dict[str, Regrets]]) -> Iterator[str]:
 
 
 def shortfalls(results: dict[str, dict[str, Regrets]]) -> Iterator[str]:
-    """A line for each median of ours that is above the least of the others'."""
+    """Yields a line for each of our medians that is above the least of the others'."""
     for column, trials in product(COLUMNS, CHECKPOINTS):
         found = {m: after(trials, regrets) for m, regrets in results.get(column, {}).items()}
         ours = found.pop("adaptive", [])
@@ -195,7 +196,7 @@ def shortfalls(results: dict[str, dict[str, Regrets]]) -> Iterator[str]:
 
 
 def difference(ours: Sequence[float], others: Sequence[float]) -> Interval:
-    """Difference of the medians, by bootstrap over the seeds, which all methods share."""
+    """Returns the difference of medians, by bootstrap over the seeds, which all methods share."""
     chosen = np.random.default_rng(0).integers(len(ours), size=(RESAMPLES, len(ours)))
     resampled = np.median(np.array([ours, others])[:, chosen], axis=2)
     low, high = np.quantile(resampled[0] - resampled[1], (0.025, 0.975))

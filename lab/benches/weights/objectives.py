@@ -1,6 +1,6 @@
-"""Objectives to measure samplers on, with a known optimum, caps and noise.
+"""Objectives to measure samplers with, which have a known optimum, caps and noise.
 
-Needs numpy alone: the peers run it in a virtual environment of their own.
+Needs numpy alone, because peers run it in a virtual environment of their own.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ import numpy.typing as npt
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 MODEL_LAYERS = 32
-SPREAD = 5.0  # of speeds, from the 5th percentile to the 95th
+SPREAD = 5.0  # ratio of the 95th to the 5th percentile of speeds
 NOISE = 0.05  # standard deviation of the multiplicative noise
-LATENCY = 0.2  # largest latency of a node, of the time that all speeds together need
+LATENCY = 0.2  # largest latency of a node, over the time that all nodes together need
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ def _total(cost: _Cost, weights: FloatArray) -> FloatArray:
 
 
 def _cliff(nodes: int, rng: np.random.Generator) -> Combine:
-    """No stage is linear: each grows with power 1.6 of its share, and slows by half again where
-    the share outgrows a memory of random size. The slowest decides."""
+    """Returns the slowest of stages that are not linear. A stage grows with its share to the power
+    of 1.6, and takes 1.5 times as long if the share exceeds a random memory size."""
     memory = rng.uniform(0.5, 2.0, nodes) / nodes
 
     def combine(cost: _Cost, weights: FloatArray) -> FloatArray:
@@ -134,7 +134,7 @@ def _least_seconds(cost: _Cost, upper: FloatArray, combine: Combine) -> float:
         weights = np.empty_like(upper)
         weights[order] = np.diff(filled, prepend=0.0)
         return float(_total(cost, weights))
-    # The most that fits within t seconds grows with t: bisect for all of it.
+    # The share that fits within t seconds grows with t: bisect for the whole model.
     low, high = 0.0, float(combine(cost, upper))
     for _ in range(60):
         middle = 0.5 * (low + high)
@@ -146,7 +146,7 @@ def _least_seconds(cost: _Cost, upper: FloatArray, combine: Combine) -> float:
 
 
 def _fits_within(cost: _Cost, upper: FloatArray, combine: Combine, seconds: float) -> FloatArray:
-    """Per node the largest share whose stage ends within `seconds`."""
+    """Returns the largest share of each node whose stage ends within `seconds`."""
     low, high = np.zeros_like(upper), upper.copy()
     stages = np.eye(len(upper), dtype=bool)
     for _ in range(60):
@@ -154,7 +154,7 @@ def _fits_within(cost: _Cost, upper: FloatArray, combine: Combine, seconds: floa
         alone = np.where(stages, middle, 0.0)  # row i: only node i works
         fits = combine(cost, alone) <= seconds
         low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-    # A share that fits although its node alone is no bottleneck is bounded by the others' latency.
+    # If the node is not the bottleneck, the others' latency decides whether its share fits.
     return low
 
 
@@ -173,7 +173,7 @@ def _whole_layers(cost: _Cost) -> Task:
 
 
 def to_layers(weights: FloatArray, layers: int) -> FloatArray:
-    """Whole layers by largest remainder."""
+    """Rounds weights to whole layers by largest remainder."""
     exact = weights * layers
     whole = np.floor(exact + 1e-9)
     missing = layers - int(whole.sum())

@@ -1,9 +1,9 @@
-"""Public optimisers on the objectives of `bench-weights`, in a virtual environment of their own.
+"""Runs public optimisers on the objectives of `bench-weights`, in a virtual environment.
 
-`python -m lab.benches.weights.peers METHOD KIND NODES BUDGET SEED...` prints one JSON line
-a seed: the regret of the best value seen after each of the budgets. A unit cube of one number per
-node is made a partition: exponential variables, normalised, are uniform on the simplex; what a cap
-cuts off is shared among the others in proportion.
+`python -m lab.benches.weights.peers METHOD KIND NODES BUDGET SEED...` prints one JSON line per
+seed: the regret of the best value seen after each budget. Optimisers search a unit cube with one
+number per node. Its points become partitions: normalised exponential variables are uniform on the
+simplex, and shares cut off by a cap are spread over other nodes in proportion.
 """
 
 import json
@@ -81,7 +81,7 @@ def cma(nodes: int, seed: int) -> tuple[Ask, Tell]:
 
 
 def gp(nodes: int, seed: int) -> tuple[Ask, Tell]:
-    """Scikit-optimize's Gaussian process with expected improvement, on the log of the metric."""
+    """Returns scikit-optimize's Gaussian process with expected improvement, on log metrics."""
     optimizer = skopt.Optimizer(
         [(0.0, 1.0)] * nodes,
         "GP",

@@ -1,10 +1,10 @@
-"""`make bench-pipeline`: one model over unequal ranks, split equally, by the search, and best.
+"""Compares equal, found and best splits of a model over unequal ranks: `make bench-pipeline`.
 
-Three ranks with one thread each, held to 100, 50 and 25 % of a core (all a little less where there
-are few cores), decode 32 user rows of a Llama of 12 layers. The search is the one of
-`SPLIT=auto`. Then every split is measured once, the best of them again, and at last the best of
-those, what was found and the equal one in turn: what compares is not what chose. And what steps in
-parts, which keep all ranks busy, gain over steps that go round as a whole. Time it alone.
+Three ranks with one thread each, limited to 100, 50 and 25 % of a core, or less on machines with
+few cores, decode 32 user rows of a Llama with 12 layers. The search is that of `SPLIT=auto`. Then
+every split is measured once and the best of them again. Finally the best of these, the found and
+the equal split are measured in turn, so that new measurements decide. The bench also shows the gain
+of steps in parts, which keep all ranks busy, over whole steps. Nothing else may use the cores.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def _compare() -> int:
 
 
 def compare(engine: PipelineEngine, arguments: argparse.Namespace) -> int:
-    """Returns the exit status: 1 where a target is missed."""
+    """Returns the exit status, which is 1 if a target is missed."""
     num_layers = engine.ring.num_layers
     equal = equal_split(num_layers, len(SHARES))
     found = search(engine, arguments.trials)
