@@ -43,7 +43,7 @@ Computed = Annotated[float, Field(ge=0, le=MAX_COMPUTED)]
 MeanTokens = Annotated[
     int, Field(ge=0, le=MAX_TOKENS), BeforeValidator(_whole, json_schema_input_type=float)
 ]
-# None where it is not known.
+# None if it is not known.
 Measured = Annotated[
     Annotated[float, Field(ge=-MAX_MEASURED, le=MAX_MEASURED)] | None, _known(MAX_MEASURED)
 ]

@@ -43,7 +43,7 @@ class CgroupLimiter:
     name = "cgroup CPU quota"
 
     def __init__(self) -> None:
-        self._groups: dict[int, Path] = {}  # by the first process id
+        self._groups: dict[int, Path] = {}  # the key is the first process id
 
     @classmethod
     def is_possible(cls) -> bool:
@@ -96,7 +96,7 @@ class DutyCycleLimiter:
 
     def __init__(self) -> None:
         self._is_closing = threading.Event()
-        self._shares: dict[int, float] = {}  # by the first process id
+        self._shares: dict[int, float] = {}  # the key is the first process id
         self._threads: dict[int, threading.Thread] = {}
 
     def limit(self, share: float, *pids: int) -> None:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-CACHE_TYPES = {"F16": 1, "Q8_0": 8}  # by ggml's numbers
+CACHE_TYPES = {"F16": 1, "Q8_0": 8}  # ggml's numbers
 LOG_ERROR = 4  # ggml's level
 
 

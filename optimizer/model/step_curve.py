@@ -11,7 +11,7 @@ import numpy as np
 
 from common.numerics import FloatArray
 
-MIN_CHUNK_TOKENS = 8  # prompt tokens that fit into a step whatever the budget
+MIN_CHUNK_TOKENS = 8  # prompt tokens that fit into a step under any budget
 NO_LIMIT = 1e12  # tokens; finite, so that work / room is 0 and not undefined
 
 

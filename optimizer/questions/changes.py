@@ -1,6 +1,6 @@
 """Finds what would change the answer to "how many": prices, load, levels, precision.
 
-Pure but for the sizing cache: any thread.
+Pure, except for the sizing cache: any thread.
 """
 
 from collections.abc import Iterator, Sequence

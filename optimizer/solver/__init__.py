@@ -1,6 +1,6 @@
 """The problem and the solution of every solver, and the protocol between them.
 
-A solver is pure: it holds no state between calls, reads no clock but for a time limit, and may
+A solver is pure: it holds no state between calls, reads a clock only for a time limit, and may
 be used from any thread. Equal problems give equal answers: ties go to lower cost, then name.
 """
 

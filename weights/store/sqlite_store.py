@@ -29,7 +29,7 @@ SCHEMA = """
 
 
 class SqliteStore:
-    """The store in SQLite. A commit takes a few milliseconds, which is short beside a measurement.
+    """The store in SQLite. A commit takes a few milliseconds, far less than a measurement.
     The file is opened at the first use, so a process that only mounts the service creates none."""
 
     def __init__(self, path: Path) -> None:

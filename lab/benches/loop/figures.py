@@ -60,7 +60,7 @@ class Compared:
 class Check:
     """The results of one load, from all of its rows."""
 
-    share: float  # of the measured capacity
+    share: float  # as a share of the measured capacity
     rate_per_s: float  # rate of requests that came due
     methods: tuple[str, ...]
     ttft: Compared

@@ -19,7 +19,7 @@ from lab.kit.errors import Disturbed
 
 FIRST_EACH = 2  # requests of each user before their duration is known
 LEAST_EACH = 6  # least requests of each user of a closed loop; the last does not count
-MIXED_SCV = 0.05  # of answer lengths in closed loops; users of equal ones would begin together
+MIXED_SCV = 0.05  # answer lengths in closed loops; users of equal ones would begin together
 CROWDS_EACH = 3  # least requests of each user of a crowd, of which only the rate counts
 AT_ONCE = (2, 4, 8)  # numbers of users who pause and ask together
 THINK_S = 0.02  # pause of a single user, who then finds the server idle and its caches cold
@@ -39,8 +39,8 @@ class LoopPlan:
     seed: int = 0
     accelerator: str = "this machine"
     length_factors: tuple[float, ...] = (0.5, 1.0, 2.0)  # on the prompt length to check
-    check_shares: tuple[float, ...] = (0.5, 0.65, 0.8, 0.9)  # of the crowd's rate
-    max_stolen_share: float = 0.1  # of a core, in a row that counts
+    check_shares: tuple[float, ...] = (0.5, 0.65, 0.8, 0.9)  # shares of the crowd's rate
+    max_stolen_share: float = 0.1  # cores, in a row that counts
     max_disturbed: int = 40  # rows that do not count
 
     @property

@@ -155,7 +155,7 @@ class Scarce:
     same_servers: int  # systems in which both serve the same servers
     served_greedy: int
     served_milp: int
-    mean_ratio: float  # of costs, over the systems with the same servers
+    mean_ratio: float  # cost ratio, over the systems with the same servers
     worst_ratio: float
 
 

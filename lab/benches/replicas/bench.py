@@ -39,7 +39,7 @@ from lab.kit.servers import eventually, exit_on_sigterm, free_port
 from lab.kit.shares import HeldReplicas, choose_limiter
 
 LEAST_OF_LINEAR = 0.9
-SHARE = 0.2  # of a core
+SHARE = 0.2  # cores
 MOST_REPLICAS, USER_ROWS = 3, 8
 STREAMS_PER_ROW = 1.5  # so that no row waits for the next request
 MODEL, MAX_TOKENS = "hearth-tiny", 64
@@ -57,7 +57,7 @@ class Turn:
     tokens_per_s: float
     proxy_s: float
     replicas_s: float
-    client_share: float  # of a core
+    client_share: float  # cores
 
     @property
     def cores(self) -> float:

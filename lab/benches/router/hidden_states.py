@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-LAYER = 4  # of hearth-tiny's five layers, the one with the best neighbours
+LAYER = 4  # the one with the best neighbours among hearth-tiny's five
 
 
 def mean_states(model_dir: Path) -> Callable[[str], npt.NDArray[np.float32]]:

@@ -38,7 +38,7 @@ class Row:
     users: int
     tokens_per_s: Spread
     ratio: Spread
-    decode_tokens_per_s: Spread  # of one user
+    decode_tokens_per_s: Spread  # one user's
     decode_ratio: Spread
     ttft_ms: float
     acceptance_rate: float | None

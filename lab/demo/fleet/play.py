@@ -18,7 +18,7 @@ from lab.kit.shares import HeldReplicas, choose_limiter
 
 LOOK_S, TELL_S = 0.25, 15.0
 PERIOD_S = 5.0  # the controller's
-START_SHARE = 0.8  # of a core; vLLM's start takes half a minute of a whole one
+START_SHARE = 0.8  # cores; vLLM's start takes half a minute of a whole core
 QUEUE_TIMEOUT_S = 90  # in the proxy, so that requests wait for a start
 
 
