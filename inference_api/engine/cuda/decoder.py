@@ -1,9 +1,9 @@
 """A decoder-only transformer over a static KV cache. Decode thread only.
 
-One path for every family: what differs is data in `ModelConfig`. Its steps have one of a few
-shapes, and what they depend on is on the device, so that they can be recorded. A row's numbers
-depend on that row alone, bit for bit: no operation here mixes rows, and the matrix products, whose
-summation order depends on how many rows they see, see a fixed number of them.
+One path serves every family: families differ only in the data of `ModelConfig`. Steps have a few
+fixed shapes, and everything that they depend on is on the device, so that they can be recorded. A
+row's numbers depend on that row alone, bit for bit: no operation mixes rows, and matrix products,
+whose order of summation depends on the number of rows, always have the same number of them.
 """
 
 import logging
@@ -47,12 +47,12 @@ from inference_api.runner import RowStep
 logger = logging.getLogger(__name__)
 
 PROMPT_SIZES = {64: 1, 256: 65, 1024: 1024}
-"""As many tokens of a prompt are computed at once, and the fewest that are filled up to them. With
-up to 256, weights take longer to read than to multiply; more are left to several steps."""
+"""Numbers of prompt tokens in a step, and for each the fewest tokens left that it is padded for. Up
+to 256 tokens, reading the weights takes longer than multiplying; beyond, padding costs time."""
 
 NO_EXPERTS: Mapping[int, CpuExperts] = MappingProxyType({})
 MOST_GUESSED = 32
-"""Tokens of a step that has more of them than rows. Reading the weights takes longer than these."""
+"""Most tokens of a step that has more tokens than rows. Reading weights takes longer than these."""
 
 
 class TorchOutputs(NamedTuple):
@@ -77,11 +77,11 @@ class Layer:
 
 
 class Decoder:
-    """Decodes by torch, step by step.
+    """Decodes with torch, step by step.
 
-    Tokens that something follows come in steps of one size, or of any where that changes no bit, so
-    that a token has the same bits whatever shares its step and whether it was drafted; those of a
-    prompt have when it is always cut alike.
+    Tokens that draw run in steps of one size, or of any size if that changes no bit. A token thus
+    has the same bits whatever else is in its step, and whether or not it was drafted. Prompt tokens
+    have the same bits if their prompt is always cut in the same way.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Decoder:
         num_guesses: int = 0,
         on_cpu: Mapping[int, CpuExperts] = NO_EXPERTS,
     ) -> None:
-        """`num_guesses`: of a row in a step; as many have room in one if rows are few. `on_cpu`:
-        what layers have in place of an MLP."""
+        """`num_guesses` is the most guesses of a row in a step, which has room for all of them if
+        rows are few. `on_cpu` has the experts that layers use instead of an MLP, by layer."""
         self._config = config
         self._spare_slot = cache.capacity - 1  # see `SPARE_SLOTS`
         max_rows = cache.entries.shape[1]
@@ -109,7 +109,7 @@ class Decoder:
         if config.has_ends:
             self._embedding = parameters.panels.get(EMBEDDING) or parameters.tensors[EMBEDDING]
             self._head = parameters.linear(HEAD)
-        # In the precision of the sums, as Gemma was trained with it.
+        # Rounded to the model's precision, as in Gemma's training.
         self._embedding_multiplier = self._like.new_tensor(config.embedding_multiplier)
         self._layers = [
             _layer(
@@ -126,8 +126,8 @@ class Decoder:
         self.prepare(graphs.step_lengths(cache.max_seq_len))
 
     def prepare(self, lengths: Sequence[int]) -> None:
-        """Have steps that read the cache up to each of `lengths`, which ascend: the last holds the
-        longest sequence."""
+        """Make the steps. They read the cache up to each of `lengths`, which ascend: the last holds
+        the longest sequence."""
         of_tokens = lengths[-1:] if self._ops.is_of_any_size else lengths
         self._of_tokens = [
             self._step(self._token_outputs, STEP_LINES, size, of_tokens) for size in self._sizes
@@ -152,7 +152,7 @@ class Decoder:
         return [*self._of_tokens, *self._of_prompts.values()]
 
     def record(self, capture: graphs.Capture) -> None:
-        """Record the steps. Where that fails they stay as they are, and the log says so."""
+        """Record the steps. If that fails, they run unrecorded, and a warning is logged."""
         if self._config.mixture is not None:  # see `Mixture`
             return
         try:
@@ -166,7 +166,7 @@ class Decoder:
             )
 
     def try_out(self, row: RowStep) -> None:
-        """Run a step that has nothing but this, for kernels to be compiled."""
+        """Run a step with this row alone, so that its kernels are compiled."""
         self.forward([row])
 
     def forward(self, rows: Sequence[RowStep]) -> TorchOutputs:
@@ -177,7 +177,7 @@ class Decoder:
     def draw(
         self, rows: Sequence[RowStep], plan: Plan
     ) -> tuple[Sequence[int], Sequence[Tensor | None]]:
-        """As `forward`, with token ids in place of logits, -1 where `draws` finds none."""
+        """Like `forward`, but returns token ids instead of logits; -1 where `sampler` must draw."""
         wanted = sorted({*plan.outputs})
         ways = None if plan.numbers is None else lines_of(plan.numbers)
         drawn, hidden = self._outputs(rows, wanted, ways)
@@ -187,9 +187,9 @@ class Decoder:
     def _outputs(
         self, rows: Sequence[RowStep], of_draws: Sequence[int], ways: Lines | None = None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-        """These outputs of all draws, which `ways` may be for, and the states of all rows that want
-        them. Prompt tokens that draw nothing are computed apart; the few that a draft model lacks
-        before it draws are tokens of the step."""
+        """Returns the outputs `of_draws` for every draw, and hidden states for rows that ask for
+        them. `ways` says how to draw. Prompt tokens that draw nothing run first, in steps of their
+        own; the few that a draft model still has to catch up on join the step."""
         firsts = [
             each.num_undrawn if not each.draws or each.num_undrawn > self._num_tokens else 0
             for each in rows
@@ -217,8 +217,8 @@ class Decoder:
     def _computed(
         self, rows: Sequence[RowStep], firsts: Sequence[int], wanted: Sequence[int], inputs: Lines
     ) -> tuple[Sequence[Sequence[Tensor]], Sequence[Tensor]]:
-        """The states of each row's first tokens, as many as in `firsts`, where it wants them; and
-        the outputs of all others, which `inputs` are of, to keep."""
+        """Returns the states of each row's first `firsts` tokens, if it asks for states; and copies
+        of the `wanted` outputs of all other tokens, which `inputs` describes."""
         before: list[Sequence[Tensor]] = [()] * len(rows)
         for at, first in enumerate(firsts) if any(firsts) else ():
             before[at] = [*self._prompt(rows[at], first)]
@@ -227,7 +227,7 @@ class Decoder:
         return before, self._in_steps(self._of_tokens, inputs, wanted)
 
     def _prompt(self, row: RowStep, num_tokens: int) -> Iterator[Tensor]:
-        """Write a row's first tokens: their states where wanted, else nothing."""
+        """Run a row's first tokens. Yields their states if the row asks for them."""
         for begin, end in prompt_chunks(num_tokens):
             step = self._of_prompts[prompt_size(end - begin)]
             (states,) = step.run(prompt_inputs(row, begin, end))
@@ -241,8 +241,8 @@ class Decoder:
         wanted: Sequence[int],
         made: Floats | None = None,
     ) -> Sequence[Tensor]:
-        """The outputs of as many tokens as there are, to keep, in one of `steps`, whose sizes
-        ascend, or several times in the last."""
+        """Returns copies of the outputs of any number of tokens. Runs the smallest of `steps`,
+        which ascend in size, that fits, or the largest several times."""
         parts, most = [], steps[-1].num_tokens
         for at in range(0, inputs.shape[1], most):
             part = inputs[:, at : at + most]
@@ -255,13 +255,13 @@ class Decoder:
     def _token_outputs(
         self, lengths: Sequence[int], made: Tensor, inputs: Tensor
     ) -> Sequence[Tensor]:
-        """What `_put_out` makes of these tokens. Products are of as many in every step: their order
-        of summation depends on it, unless weights are packed."""
+        """Returns the outputs of a step: see `_put_out`. Products have the same number of rows in
+        every step, because their order of summation depends on it, unless weights are packed."""
         states = self._through(inputs, made, self._ops.tokens(inputs, lengths), self._num_given)
         return self._put_out(states, inputs.shape[1])
 
     def _put_out(self, states: Tensor, num_tokens: int) -> Sequence[Tensor]:
-        """Logits [n, vocab] float32, states [n, hidden] and the likeliest tokens [n]."""
+        """Returns logits [n, vocab] float32, states [n, hidden] and the likeliest tokens [n]."""
         logits = whole(self._head(states), states.dtype)[:num_tokens]
         logits = capped(logits, self._config)
         return logits, states[:num_tokens], logits.argmax(-1)
@@ -269,27 +269,27 @@ class Decoder:
     def prompt_states(
         self, lengths: Sequence[int], made: Tensor, inputs: Tensor
     ) -> Sequence[Tensor]:
-        """States [n, hidden] of a prompt's tokens, at positions below the last of `lengths`."""
+        """Returns states [n, hidden] of a prompt's tokens, at positions below `lengths[-1]`."""
         tokens = self._ops.prompt(inputs, lengths[-1])
         return [self._through(inputs, made, tokens, inputs.shape[1])]
 
     def _through(
         self, inputs: Tensor, before: Tensor, tokens: TokenOperations, num_given: int
     ) -> Tensor:
-        """What `_after_layers` makes of n tokens: [num_given, hidden], or of more. `before`
-        [n, hidden]: the residual before these layers, unless it is embedded."""
+        """Run n tokens through all layers and `_after_layers`. Returns [max(n, num_given), hidden].
+        `before` [n, hidden] is the residual before these layers, if they have no embedding."""
         ops, config = self._ops, self._config
         x = self._embedded(inputs[IDS]) if config.has_ends else before.to(self._like.dtype)
         x = padded(x, num_given)
-        made, made_norm = None, None  # not yet in x
+        made, made_norm = None, None  # the last output, which is not yet added to x
         num_present = 0
-        if config.mixture is not None:  # the host looks at each layer's choice anyway
+        if config.mixture is not None:  # the host reads each layer's choice of experts anyway
             num_present = int((inputs[POSITIONS] >= 0).sum())
         for layer in self._layers:
             x, normed = ops.norm_add(x, made, made_norm, layer.attention_norm)
             queries = tokens.place_heads(layer.qkv(normed), layer.heads)
             attention = layer.out(tokens.attend(queries, layer.heads))
-            if not config.is_parallel:  # what is has no output norms
+            if not config.is_parallel:  # parallel layers have no output norms
                 x, normed = ops.norm_add(x, attention, layer.attention_output_norm, layer.mlp_norm)
                 if isinstance(layer.mlp, CpuExperts):
                     x, made, made_norm = layer.mlp(x, num_present), None, None
@@ -305,7 +305,7 @@ class Decoder:
         return self._after_layers(x, made, made_norm)
 
     def _after_layers(self, x: Tensor, made: Tensor | None, made_norm: Affine | None) -> Tensor:
-        """What the output head takes."""
+        """Returns the input of the output head."""
         return self._ops.norm_add(x, made, made_norm, self._final_norm)[1]
 
     def _embedded(self, ids: Tensor) -> Tensor:
@@ -315,12 +315,12 @@ class Decoder:
 
 
 def prompt_size(num_tokens: int) -> int:
-    """Returns how many tokens of a prompt are computed at once if so many are left."""
+    """Returns the size of the next step for a prompt with `num_tokens` tokens left."""
     return max(size for size, least in PROMPT_SIZES.items() if least <= num_tokens)
 
 
 def prompt_chunks(num_tokens: int) -> Iterator[tuple[int, int]]:
-    """Yields the begins and ends of a prompt's tokens that are computed at once."""
+    """Yields the begin and end of each part of a prompt that one step computes."""
     begin = 0
     while begin < num_tokens:
         end = min(begin + prompt_size(num_tokens - begin), num_tokens)
@@ -329,12 +329,12 @@ def prompt_chunks(num_tokens: int) -> Iterator[tuple[int, int]]:
 
 
 def padded(x: Tensor, num_tokens: int) -> Tensor:
-    """[n, hidden] to [num_tokens, hidden], if that is more."""
+    """Returns `x` [n, hidden], padded with zeros to [num_tokens, hidden] if that is more."""
     return x if len(x) >= num_tokens else F.pad(x, (0, 0, 0, num_tokens - len(x)))
 
 
 def capped(logits: Tensor, config: ModelConfig) -> Tensor:
-    """What an output head makes, as float32, divided and softly capped where the model has it."""
+    """Returns an output head's results as float32, divided and softly capped if the model asks."""
     divisor, softcap = config.logits_divisor, config.logits_softcap
     logits = logits.float() if divisor == 1.0 else logits.float() / divisor
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)

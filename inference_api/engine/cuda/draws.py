@@ -1,6 +1,6 @@
-"""Draws of fixed shape, at which the host looks at no value: steps record them.
+"""Draws of fixed shape. They read no value on the host, so that steps can record them.
 
-`sampler` has what changes logits first, or wants more than a token.
+`sampler` makes the draws that change logits first, or return more than a token.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,33 +18,33 @@ from inference_api.engine.random_numbers import uniforms
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw
 
-MAX_PARTIAL_SORT = 1024  # likeliest tokens that are ordered in a step
+MAX_PARTIAL_SORT = 1024  # the most tokens that a step sorts, the likeliest
 
 Numbers = NDArray[np.float64]
 
 
 class DrawWays(NamedTuple):
-    """How tokens are drawn, columns [n, 1] of float64: see `SamplingParams`."""
+    """How tokens are drawn, as columns [n, 1] of float64: see `SamplingParams`."""
 
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
-    number: Tensor  # in (0, 1], which decides
+    number: Tensor  # a random number in (0, 1]
 
 
 Way = Callable[[Tensor, DrawWays], Tensor]  # from logits [n, vocab] to token ids [n, 1]
 
 
 class Plan(NamedTuple):
-    """How a step's tokens are drawn."""
+    """How a step draws its tokens."""
 
-    outputs: Sequence[int]  # number of a step's output for each draw: see `FixedStep.output`
-    numbers: Numbers | None  # [WAYS, draws]; None: all take the likeliest
+    outputs: Sequence[int]  # for each draw, the step's output to use: see `FixedStep.output`
+    numbers: Numbers | None  # [WAYS, draws]; None: all draws take the likeliest token
 
 
 def plan_of(draws: Sequence[Draw], positions: Sequence[int]) -> Plan | None:
-    """Returns how tokens are drawn after `positions`; None if `sampler` has to."""
+    """Returns a plan for draws after `positions`; None if `sampler` must make them."""
     params = [draw.sampling for draw in draws]
     ways = [*map(way_of, params)]
     for draw, way in zip(draws, ways, strict=True):
@@ -60,7 +60,7 @@ def plan_of(draws: Sequence[Draw], positions: Sequence[int]) -> Plan | None:
 
 
 def numbers_of(draws: Sequence[Draw], positions: Sequence[int]) -> Numbers:
-    """Returns `DrawWays` of the draws after `positions`, [WAYS, draws]."""
+    """Returns the values of `DrawWays` for draws after `positions`, [WAYS, draws]."""
     params = [draw.sampling for draw in draws]
     ways = [(each.temperature, each.top_k, each.top_p, each.min_p) for each in params]
     numbers = uniforms([each.seed for each in params], positions)
@@ -68,7 +68,7 @@ def numbers_of(draws: Sequence[Draw], positions: Sequence[int]) -> Numbers:
 
 
 def lines_of(numbers: Numbers) -> Lines:
-    """Returns numbers [WAYS, n] as lines of a step's inputs: two for each way, of 32 bits."""
+    """Returns numbers [WAYS, n] as lines of a step's inputs, two lines of int32 for each way."""
     halves = np.ascontiguousarray(numbers)[..., None].view(np.int32)
     return halves.swapaxes(1, 2).reshape(2 * WAYS, -1)
 
@@ -80,9 +80,9 @@ def way_of(params: SamplingParams) -> Way:
 
 
 def among_first(logits: Tensor, ways: DrawWays) -> Tensor:
-    """Gives -1 where more candidates than MAX_PARTIAL_SORT count."""
+    """Returns -1 where more than the MAX_PARTIAL_SORT likeliest tokens may be candidates."""
     vocab = logits.shape[-1]
-    # In the order of `among_sorted`: equal ones by their ids.
+    # Equal logits are ordered by token id, as in `among_sorted`.
     ids = logits.topk(min(MAX_PARTIAL_SORT, vocab)).indices.sort(dim=-1).values
     values, order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, order)
@@ -96,7 +96,7 @@ def among_first(logits: Tensor, ways: DrawWays) -> Tensor:
 
 
 def among_all(logits: Tensor, ways: DrawWays) -> Tensor:
-    """Takes ways that cut off no tail, and tokens in the order of their ids."""
+    """Draws without top-k and top-p, so tokens stay in the order of their ids."""
     return _choice(_kept_weights(logits, ways, is_sorted=False), ways.number)
 
 
@@ -106,7 +106,7 @@ def among_sorted(logits: Tensor, ways: DrawWays) -> Tensor:
 
 
 def _in_step(draw: Way, outputs: Sequence[Tensor], inputs: Tensor) -> Sequence[Tensor]:
-    """Token ids [n] of what a step puts out, by the ways behind its tokens."""
+    """Returns token ids [n] drawn from a step's logits, as the last lines of its inputs say."""
     halves = inputs[NUM_LINES:].unflatten(0, (WAYS, 2)).mT
     numbers = halves.clone(memory_format=torch.contiguous_format).view(torch.float64)
     return [draw(outputs[LOGITS], DrawWays(*numbers)).squeeze(-1)]
@@ -119,12 +119,12 @@ DRAWS = tuple(partial(_in_step, way) for way in IN_STEPS)
 def _kept_weights(
     logits: Tensor, ways: DrawWays, *, is_sorted: bool, total: Tensor | None = None
 ) -> Tensor:
-    """Weights [n, candidates] relative to the likeliest token, 0 where a token is not drawn. Top-k
-    and top-p cut off a tail of what `is_sorted`; `total` [n, 1] has the weights of all tokens, None
-    if they are the candidates.
+    """Returns weights [n, candidates] relative to the likeliest token; 0 for tokens that cannot be
+    drawn. Top-k and top-p apply only if candidates are sorted. `total` [n, 1] is the sum of all
+    tokens' weights; None if all tokens are candidates.
 
-    Everything comes from running sums over such weights: they do not change when a neighbour brings
-    more candidates, as a normalising sum might.
+    All limits derive from running sums of these weights. Unlike a normalising sum, they do not
+    change when a neighbour brings more candidates.
     """
     likeliest = logits.amax(dim=-1, keepdim=True).double()
     weights = ((logits.double() - likeliest) / ways.temperature).exp()
@@ -140,8 +140,8 @@ def _kept_weights(
 
 
 def _choice(weights: Tensor, number: Tensor) -> Tensor:
-    """The index of one candidate per row by inverse CDF, [n, 1]."""
+    """Returns the index of one candidate for each row by inverse CDF, [n, 1]."""
     up_to = weights.cumsum(dim=-1)
     targets = number * up_to[:, -1:]  # above 0, at most the last sum
-    # Beyond the last one only where logits are no numbers: a wrong token, but not the server's end.
+    # Only NaN logits lead beyond the last index: the token is then wrong, but the server goes on.
     return torch.searchsorted(up_to, targets).clamp_(max=up_to.shape[-1] - 1)

@@ -1,7 +1,7 @@
 """Steps of fixed shape, recorded as CUDA graphs, so that a step is one launch and not hundreds.
 
-Needs a CUDA device: see "A decode step on CUDA" in docs/architecture.md for what the tests run in
-its place where there is none.
+Recording needs a CUDA device. "A decode step on CUDA" in docs/architecture.md says what the tests
+run without one.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,24 +18,24 @@ from inference_api.loading.config import cache_capacity
 from inference_api.loading.memory import GIB
 
 LEAST_LENGTH = 128
-SPARE_BYTES = GIB  # weights and caches leave a GPU so much, for torch and recorded steps
-MOST_RECORDED_DRAWS = 32  # tokens; more would take the vocabulary's memory as often, in float64
-WARM_UP_RUNS = 3  # before capture, as PyTorch's notes on CUDA graphs have it
+SPARE_BYTES = GIB  # memory that weights and caches leave free for torch and recorded steps
+MOST_RECORDED_DRAWS = 32  # tokens; each takes the vocabulary's size in float64
+WARM_UP_RUNS = 3  # runs before a capture, as PyTorch's notes on CUDA graphs recommend
 
 Forward = Callable[[Tensor], Sequence[Tensor]]
 LengthForward = Callable[
     [Sequence[int], Tensor, Tensor], Sequence[Tensor]
-]  # with the lengths up to one, and what other layers made
+]  # arguments: lengths up to the step's own, outputs of other layers, inputs
 Step = Callable[[], Sequence[Tensor]]
 Draw = Callable[
     [Sequence[Tensor], Tensor], Sequence[Tensor]
-]  # from the outputs and the inputs: see `draws`
+]  # arguments: a step's outputs and inputs; see `draws`
 Capture = Callable[[Forward, Tensor], Step]  # see `captured`
 
 
 class FixedStep:
-    """A step of one shape, for each of a few lengths that it may read of the cache: short contexts
-    do not pay for long ones. Launched operation by operation until it is recorded."""
+    """A step of one shape, in variants that read a few lengths of the cache, so that short contexts
+    do not pay for long ones. Until it is recorded, its operations are launched one by one."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class FixedStep:
         draws: Sequence[Draw] = (),
         made_size: int = 0,
     ) -> None:
-        """`inputs` are those of absent tokens. `lengths` ascend. `made_size`: of what other layers
-        made of a token."""
+        """`inputs` describes absent tokens. `lengths` ascend. `made_size` is the size of other
+        layers' output for a token; 0 if the step reads none."""
         self._absent = inputs
         given = torch.from_numpy(inputs.copy())
         self._given = pinned(given, device)
@@ -77,14 +77,14 @@ class FixedStep:
         first, *others = self._steps.values()
         outputs = first()
         if others or outputs is not first() or self.num_tokens > MOST_RECORDED_DRAWS:
-            return  # they lie elsewhere each time, or are many
+            return  # draws need outputs at one address, and few
         for draw in self._draws:
             self._recorded_draws.append(capture(partial(draw, outputs), self._inputs))
 
     def run(self, inputs: Lines, made: Floats | None = None) -> Sequence[Tensor]:
-        """Run the shortest step that covers all positions, with these tokens and behind them absent
-        ones. The next run may overwrite the outputs. `made` [tokens, made_size]: by other
-        layers."""
+        """Run the shortest variant that covers all positions, with these tokens and absent ones
+        after them. `made` [tokens, made_size] is the output of other layers. Returns the outputs,
+        which the next run may overwrite."""
         if self._copied is not None:
             self._copied.synchronize()
         self._host[:] = self._absent
@@ -101,7 +101,7 @@ class FixedStep:
         return self._outputs
 
     def output(self, number: int) -> Tensor:
-        """One of the last run's, and behind these the tokens [n] by each of the draws."""
+        """Returns an output of the last run; numbers after the last give each draw's tokens [n]."""
         kind = number - len(self._outputs)
         if kind < 0:
             return self._outputs[number]
@@ -111,17 +111,17 @@ class FixedStep:
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a tensor of the host where `device` reads and writes it without waiting for it."""
+    """Returns a tensor of the host, pinned if `device` is a GPU, so that copies need not wait."""
     return tensor.pin_memory() if device.type == "cuda" and tensor.numel() else tensor
 
 
 def token_sizes(most: int) -> list[int]:
-    """Returns how many tokens steps of any size have: `most`, and the powers of two below."""
+    """Returns the sizes of steps if any size is allowed: `most`, and the powers of two below."""
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 
 def step_lengths(max_seq_len: int) -> list[int]:
-    """Returns the lengths that steps read of the cache, each four times the one before.
+    """Returns the lengths of the cache that steps read, each four times the one before.
 
     A step attends over its own length and all shorter ones: a third more than over its own alone.
     """
@@ -132,12 +132,12 @@ def step_lengths(max_seq_len: int) -> list[int]:
 
 
 def capturing() -> Capture:
-    """Returns `captured` for graphs that share memory, since they never run at the same time. They
-    share a stream, too: for each one that multiplies, cuBLAS takes memory of its own, 32 MiB on an
-    H100, which it never gives back.
+    """Returns `captured` for graphs that never run at the same time and so share memory. They also
+    share a stream, because cuBLAS takes memory for each stream that multiplies (32 MiB on an H100)
+    and never frees it.
     """
     pool, stream = cache(torch.cuda.graph_pool_handle), cache(torch.cuda.Stream)
-    first: list[Step] = []  # keeps the memory, while more are captured
+    first: list[Step] = []  # keeps the shared memory alive between captures
 
     def capture(forward: Forward, inputs: Tensor) -> Step:
         step = captured(forward, inputs, pool(), stream())
@@ -148,20 +148,20 @@ def capturing() -> Capture:
 
 
 def captured(forward: Forward, inputs: Tensor, pool: Any, stream: torch.cuda.Stream) -> Step:
-    """`forward(inputs)` for whatever `inputs` then holds, into the same memory each time.
+    """Returns a step that runs `forward` on the current contents of `inputs`, with its results in
+    the same memory each time.
 
-    `forward` must not look at values on the host, nor depend on any that change elsewhere than on
-    the device. It runs a few times first, when libraries allocate what they need only once. What a
-    step returns may be overwritten by any other of the same `pool`. Raises RuntimeError when CUDA
-    refuses.
+    `forward` must not read values on the host, nor depend on any that change outside the device. It
+    runs a few times first, because libraries allocate some memory only once. Any other step of the
+    same `pool` may overwrite a step's results. Raises RuntimeError if CUDA refuses.
     """
     graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     stream.wait_stream(current)
-    with torch.cuda.stream(stream):  # which is left even where a capture cannot end
+    with torch.cuda.stream(stream):  # left even if the capture fails
         for _ in range(WARM_UP_RUNS):
             forward(inputs)
         current.wait_stream(stream)
-        # What another thread does meanwhile, such as copy weights, is no part of it and no fault.
+        # Other threads may meanwhile launch work, such as copies of weights; it is not captured.
         with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
             outputs = forward(inputs)
 

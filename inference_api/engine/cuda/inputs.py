@@ -1,4 +1,4 @@
-"""What a step's operations are told of its tokens, as `ops` describes it, made on the host."""
+"""Describes a step's tokens for its operations, on the host and in the form that `ops` defines."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,14 @@ BACK = np.arange(MAX_TREE_TOKENS, dtype=np.int32)[:, None]
 
 
 def token_inputs(rows: Sequence[RowStep], firsts: Sequence[int]) -> Lines:
-    """Returns those of each row's tokens from the index in `firsts` on, which all take the
-    likeliest: [STEP_LINES, tokens]."""
+    """Returns the inputs for each row's tokens from the index in `firsts` on, without ways to draw:
+    [STEP_LINES, tokens]."""
     ids: list[int] = []
     positions: list[int] = []
     numbers: list[int] = []
-    trees: list[tuple[int, Lines]] = []  # where each begins, and its slots
+    trees: list[tuple[int, Lines]] = []  # first column and slots of each
     for row, first in zip(rows, firsts, strict=True):
-        if row.parents is None and len(row.token_ids) == first + 1:  # most rows: for speed
+        if row.parents is None and len(row.token_ids) == first + 1:  # most rows, so it is fast
             ids.append(row.token_ids[-1])
             positions.append(row.start + first)
             numbers.append(row.row)
@@ -39,7 +39,7 @@ def token_inputs(rows: Sequence[RowStep], firsts: Sequence[int]) -> Lines:
 
 
 def _tree_slots(start: int, parents: Sequence[int]) -> Lines:
-    """Returns the slots of each token's last positions: its own, then those of its parent."""
+    """Returns the slots of each token's last positions: its own, then its parent's slots."""
     slots = np.empty((MAX_TREE_TOKENS, len(parents)), np.int32)
     before = np.maximum(start - 1 - BACK[:, 0], 0)
     for index, parent in enumerate(parents):
@@ -52,7 +52,7 @@ def _tree_slots(start: int, parents: Sequence[int]) -> Lines:
 
 
 def prompt_inputs(row: RowStep, begin: int, end: int) -> Lines:
-    """Returns those of a prompt's tokens `begin` to `end`: [PROMPT_LINES, tokens]."""
+    """Returns the inputs for a prompt's tokens `begin` to `end`: [PROMPT_LINES, tokens]."""
     inputs = np.full((ops.PROMPT_LINES, end - begin), row.row, np.int32)
     inputs[ops.IDS] = row.token_ids[begin:end]
     inputs[[ops.POSITIONS, ops.SLOTS]] = np.arange(row.start + begin, row.start + end)
@@ -60,7 +60,7 @@ def prompt_inputs(row: RowStep, begin: int, end: int) -> Lines:
 
 
 def absent(num_lines: int, num_tokens: int, spare_slot: int) -> Lines:
-    """Returns those of tokens without a meaning, which write where nobody reads."""
+    """Returns the inputs for absent tokens, which write to a slot that nobody reads."""
     inputs = np.zeros((num_lines, num_tokens), np.int32)
     inputs[ops.POSITIONS] = -1
     inputs[ops.SLOTS] = spare_slot

@@ -1,4 +1,4 @@
-"""The KV cache as torch's decoder reads and writes it, on any device. See `engine.paged_cache`."""
+"""The KV cache of torch's decoder, on any device. `engine.paged_cache` is that of the kernels."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ from inference_api.loading.config import (
 
 
 class TorchCache:
-    """Rows are contiguous: their pages are bound, see `PageLayout`. They begin alike within a cache
-    line: vectorised kernels may add in another order when they do not, and a row's numbers must not
-    depend on which row it is."""
+    """Keys and values of all rows. A row's memory is contiguous, and its pages are bound to it: see
+    `PageLayout`. All rows begin at the same place within a cache line. Vectorised kernels may
+    otherwise add in another order, and a row's numbers must not depend on its index."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class TorchCache:
         dtype: torch.dtype,
         memory: Tensor | None = None,
     ) -> None:
-        """`memory` are its bytes, zeros; None: new ones."""
+        """`memory` has its bytes, all zeros; None allocates them."""
         self.max_seq_len = max_seq_len
         self.capacity = cache_capacity(max_seq_len + SPARE_SLOTS)
         self._pages_of_row = num_pages(max_seq_len)
@@ -41,7 +41,7 @@ class TorchCache:
             self.entries = memory.view(dtype).view(shape)
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
-        """They are there already."""
+        """Does nothing: a row always has its pages."""
         begin = row * self._pages_of_row + first
         assert [*pages] == [*range(begin, begin + len(pages))]
 
@@ -57,10 +57,10 @@ class TorchCache:
         self.entries[:, to_row, :, :, to_slots] = moved
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """All memory is taken at start."""
+        """Does nothing: all memory stays allocated."""
 
     def _of_page(self, page: int) -> tuple[int, slice]:
-        """Returns the row that it is bound to, and the slots there."""
+        """Returns the row that a page is bound to, and its slots there."""
         row, at = divmod(page, self._pages_of_row)
         return row, slice(at * PAGE_TOKENS, (at + 1) * PAGE_TOKENS)
 

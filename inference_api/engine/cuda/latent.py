@@ -1,6 +1,6 @@
-"""Latent attention's way to queries, keys and values, and back: see `LatentConfig`.
+"""Latent attention as maps to ordinary queries, keys and values, and back: see `LatentConfig`.
 
-Keys and values are cached as they are made, for every head, so that all else is as without latents.
+Keys and values are cached for every head, so that the rest of the decoder ignores latents.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from inference_api.loading.config import LATENT_NORM_EPS, LatentConfig, ModelCon
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """From [n, inputs] to latents [n, rank], which are normalised but for what is turned."""
+    """Maps [n, inputs] to normalised latents [n, rank], and dimensions to be turned beside them."""
 
     linear: Linear
     norm: Tensor  # [rank]
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What is turned [n, the other outputs], and the latents."""
+        """Returns the dimensions to be turned [n, outputs - rank], and the latents."""
         made = whole(self.linear(x), x.dtype)
         rank = len(self.norm)
         turned, latent = made.split([made.shape[-1] - rank, rank], -1)
@@ -31,7 +31,7 @@ class Latent:
 def latent_qkv(
     config: ModelConfig, latent: LatentConfig, parameters: TorchParameters, layer: int
 ) -> Linear:
-    """Returns the map to all heads of the queries, of the keys and of the values."""
+    """Returns the map from a layer's input to all heads of queries, then keys, then values."""
 
     def linear(each: str) -> Linear:
         return parameters.linear(f"layers.{layer}.{each}")
@@ -41,7 +41,7 @@ def latent_qkv(
 
     to_query_latent = None if latent.query_rank is None else latent_of("q_a")
     to_queries, to_latent = linear("q_b"), latent_of("kv_a")
-    to_heads = linear("kv_b")  # for each the unturned part of its key, then its value
+    to_heads = linear("kv_b")  # for each head, the unturned part of its key, then its value
 
     def qkv(x: Tensor) -> Tensor:
         _, query_latent = (None, x) if to_query_latent is None else to_query_latent(x)
@@ -57,7 +57,7 @@ def latent_qkv(
 
 
 def latent_out(config: ModelConfig, linear: Linear) -> Linear:
-    """Returns the map of what attention gives, without the zeros that fill its heads."""
+    """Returns the map of attention's results; it drops the zeros that fill up each head."""
     return lambda x: linear(
         x.view(len(x), config.num_heads, -1)[..., : config.value_dim].flatten(1)
     )

@@ -1,4 +1,4 @@
-"""Medusa heads by torch, on any device: see `medusa`."""
+"""Medusa heads by torch, on any device: see `cpu.medusa`."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from inference_api.runner import HeadGuesses, Hidden
 
 
 class TorchMedusaHeads:
-    """`DraftHeads` of a model that torch runs, in its precision. Decode thread only."""
+    """`DraftHeads` for a model that torch runs, in its precision. Decode thread only."""
 
     def __init__(self, file: MedusaFile, config: ModelConfig, parameters: TorchParameters) -> None:
         """`parameters` are the model's."""

@@ -1,5 +1,5 @@
-"""What follows attention in a layer: one MLP for all tokens, or a mixture of experts, here or on
-the CPU."""
+"""The part of a layer after attention: one MLP for all tokens, or a mixture of experts, on this
+device or on the CPU."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +24,8 @@ Mlp = Callable[[Tensor], Tensor]  # [n, hidden] to [n, hidden], whole or in part
 class Mixture:
     """A few of many experts for each token, and the shared ones: see `MixtureConfig`.
 
-    A token's experts are added in the order of their numbers, and each is given `rows_multiple`
-    rows or a multiple, the rest of them padding: a token's numbers depend on that token alone.
+    A token's experts are added in the order of their numbers, and each expert gets a multiple of
+    `rows_multiple` rows, padded if needed: a token's numbers depend on that token alone.
     """
 
     config: MixtureConfig
@@ -36,7 +36,7 @@ class Mixture:
     shared: Mlp | None = None
 
     def __call__(self, x: Tensor, num_tokens: int) -> Tensor:
-        """What is behind so many tokens is absent, and passes no expert."""
+        """Rows after the first `num_tokens` are absent tokens, which pass no expert."""
         chosen, shares = self._choose(x)
         chosen = chosen[:num_tokens]
         out = torch.zeros_like(x) if self.shared is None else whole(self.shared(x), x.dtype)
@@ -48,7 +48,7 @@ class Mixture:
         return out
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of experts [n, experts_per_token] and their shares, the best first."""
+        """Returns the numbers of experts [n, experts_per_token] and their shares, best first."""
         config, logits = self.config, self.router(x.float())
         scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(-1)
         preferences = logits if self.selection_bias is None else scores + self.selection_bias
@@ -64,20 +64,20 @@ class Mixture:
 
 
 class CpuExperts:
-    """A layer's experts, with the norms around them, by the kernels, which have them in memory of
-    the host. Decode thread only."""
+    """A layer's experts and the norms around them, computed by the kernels in the host's memory.
+    Decode thread only."""
 
     def __init__(self, decoder: KernelDecoder, before: Tensor, after: Tensor) -> None:
-        """`decoder` has this layer alone. Layers may share the memory, [tokens, hidden] in float32,
-        that a GPU copies to and from."""
+        """`decoder` has this layer alone. A GPU copies to `before` and from `after`, [tokens,
+        hidden] float32, which layers may share."""
         self._decoder, self._before, self._after = decoder, before, after
 
     def __call__(self, x: Tensor, num_tokens: int) -> Tensor:
-        """The residual behind the layer, of the one before its MLP: so many tokens, then absent
-        ones, which stay as they are."""
+        """Change `x` from the residual before the MLP to the one after the layer, and return it.
+        Rows after the first `num_tokens` are absent tokens and do not change."""
         before, after = self._before[:num_tokens], self._after[:num_tokens]
         before.copy_(x[:num_tokens].float(), non_blocking=True)
-        if x.is_cuda:  # what was copied from `after` for the layer before is there then, too
+        if x.is_cuda:  # also waits for the previous layer's copy from `after`
             torch.cuda.current_stream().synchronize()
         self._decoder.pass_through(before.numpy(), after.numpy())
         x[:num_tokens] = after.to(x.device, non_blocking=True)
@@ -85,19 +85,19 @@ class CpuExperts:
 
 
 def without_experts(config: ModelConfig, count: int) -> ModelConfig:
-    """Returns the config without those of the last `count` layers that have experts."""
+    """Returns the config without the experts of the last `count` layers that have any."""
     layers = expert_layers(config)
     return replace(config, experts_elsewhere=frozenset(layers[len(layers) - count :]))
 
 
 def experts_alone(config: ModelConfig, layer: int) -> ModelConfig:
-    """Returns what `without_experts` leaves out of a layer, as a model of one layer."""
+    """Returns a model of one layer, with only the part that `without_experts` leaves out of it."""
     alone = replace(config.part(LayerRange(layer, layer + 1)), mlp_layers=frozenset((layer,)))
     return replace(alone, has_ends=False, has_sinks=False)
 
 
 def _of_best_groups(preferences: Tensor, groups: ExpertGroups) -> Tensor:
-    """[n, experts] to the same, with minus infinity for the experts of other groups."""
+    """Returns the preferences [n, experts], with minus infinity outside the best groups."""
     by_group = preferences.view(len(preferences), groups.num_groups, -1)
     best = by_group.sort(dim=-1, descending=True).values[..., : groups.num_scored]
     others = _best_first(best.sum(-1))[:, groups.groups_per_token :, None]
@@ -106,7 +106,7 @@ def _of_best_groups(preferences: Tensor, groups: ExpertGroups) -> Tensor:
 
 
 def _best_first(preferences: Tensor) -> Tensor:
-    """Returns indices, the best first. Sorts, as topk may choose either of two equals."""
+    """Returns indices, best first. Sorts, because topk may choose either of two equals."""
     return torch.argsort(preferences, dim=-1, descending=True, stable=True)
 
 

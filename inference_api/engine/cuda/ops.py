@@ -1,14 +1,13 @@
-"""The operations that a layer is made of. `torch_ops` has them for any device.
+"""The operations that layers consist of. `torch_ops` implements them for any device.
 
-These and three that are found elsewhere are all that a step launches: products by weights that
-are not packed (`parameters.of_torch`), the choice of experts (`mlp.Mixture`) and draws
-(`sampler.sample`).
+Besides these, a step launches only products with weights that are not packed
+(`parameters.of_torch`), the choice of experts (`mlp.Mixture`) and draws (`sampler.sample`).
 
-A step's tokens are described by one tensor [NUM_LINES, n] of integers on the device: their ids,
-their positions, the rows they are in, and the slots of the last positions up to their own, the
-own one first. A plain token, one of a draft or of a tree, and one of a prompt that is scored are
-all the same thing. Before the first position, the slot of that one is repeated. Tokens of a prompt
-lie at their positions, so that their tensor ends with the own slot: [PROMPT_LINES, n].
+A step's tokens are described by one integer tensor [NUM_LINES, n] on the device: their ids, their
+positions, their rows, and the slots of the last positions up to the token's own, its own first.
+Plain, drafted and tree tokens, and those of a scored prompt, are described alike. Before the first
+position, the slot of that position is repeated. In a prompt, slots equal positions, so its tensor
+ends with the token's own slot: [PROMPT_LINES, n].
 """
 
 from collections.abc import Sequence
@@ -23,11 +22,11 @@ IDS, POSITIONS, ROWS, SLOTS = range(4)
 PROMPT_LINES = SLOTS + 1
 NUM_LINES = SLOTS + MAX_TREE_TOKENS
 WAYS = 5  # numbers that say how a token is drawn: see `draws.DrawWays`
-STEP_LINES = NUM_LINES + 2 * WAYS  # which follow, in 32 bits each
-LOGITS, STATES, LIKELIEST = range(3)  # what a step puts out for each of its tokens
+STEP_LINES = NUM_LINES + 2 * WAYS  # float64 numbers take two lines of int32 each
+LOGITS, STATES, LIKELIEST = range(3)  # numbers of a step's outputs
 
 MOST_MULTIPLIED = 128
-"""Tokens of a step whose products with packed weights have bits that depend on no other token."""
+"""Most tokens of a step in which products with packed weights keep a token's bits independent."""
 
 
 class Affine(NamedTuple):
@@ -38,7 +37,7 @@ class Affine(NamedTuple):
 
 
 class LayerHeads(NamedTuple):
-    """What belongs to the heads of one layer."""
+    """The parameters of one layer's heads."""
 
     layer: int
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
@@ -46,46 +45,45 @@ class LayerHeads(NamedTuple):
 
 
 class TokenOperations(Protocol):
-    """The tokens of one step, as all layers place and attend from them."""
+    """Attention for the tokens of one step, in any layer."""
 
     def place_heads(self, qkv: Tensor, heads: LayerHeads) -> Tensor:
-        """Queries [n, heads, head_dim], of queries, keys and values [n, all heads * head_dim],
-        whole or in parts, which it may overwrite: normalised and turned, keys and values written to
-        their slots."""
+        """Normalise and turn queries and keys, and write keys and values to their slots. Returns
+        the queries [n, heads, head_dim]. `qkv` [n, all heads * head_dim] is whole or in parts (see
+        `Linear`), and may be overwritten."""
 
     def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
-        """Each token to all positions up to its own: [n, heads * head_dim]."""
+        """Returns each token's attention to positions up to its own, [n, heads * head_dim]."""
 
 
 class Operations(Protocol):
-    """What the layers of one model do over one cache. A token's bits depend on that token, what its
-    row holds and, unless steps are of any size, how many tokens the step has, whether they have a
-    meaning or not. One without has a position below 0; what is computed of it nobody reads."""
+    """The operations of one model's layers over one cache. A token's bits depend on the token, the
+    contents of its row and, unless `is_of_any_size`, the number of tokens in the step, absent ones
+    included. An absent token has a position below 0, and nobody reads its results."""
 
     @property
     def is_of_any_size(self) -> bool:
-        """Whether steps may have any number of tokens, and one length: each token attends as far
-        as itself. What is given to them may have more, whose outputs have no meaning."""
+        """Whether steps may have any number of tokens, and need only one length because each token
+        attends up to itself. Their tensors may have more rows, whose outputs have no meaning."""
 
     def norm_add(
         self, x: Tensor, made: Tensor | None, made_norm: Affine | None, norm: Affine | None
     ) -> tuple[Tensor, Tensor]:
-        """The residual `x` with what was `made` of it, whole or in parts, itself normalised by
-        `made_norm`; and the sum normalised by `norm`. All are [n, hidden]; a norm that is None
-        changes nothing."""
+        """Returns the residual `x` plus `made` (whole or in parts) normalised by `made_norm`; and
+        this sum, normalised by `norm`. All are [n, hidden]; a norm that is None changes nothing."""
 
     def gate(self, up: Tensor) -> Tensor:
-        """What an MLP makes of what it made first, whole or in parts: [n, ffn] of the same or,
-        gated, of [n, 2 ffn], the first half of which lets the second pass."""
+        """Returns an MLP's activations [n, ffn]. `up` is the output of its first map, whole or in
+        parts: [n, ffn], or [n, 2 ffn] if gated, with the gates in the first half."""
 
     def multiply(self, x: Tensor, weights: Sequence[Panels], bias: Tensor | None) -> Tensor:
-        """A `Linear` of these weights, whose outputs are in their order."""
+        """Apply a `Linear` whose outputs are those of all `weights`, in their order."""
 
     def embed(self, ids: Tensor, table: Panels) -> Tensor:
-        """Rows of a packed embedding, [n, hidden]."""
+        """Returns rows of a packed embedding, [n, hidden]."""
 
     def tokens(self, inputs: Tensor, lengths: Sequence[int]) -> TokenOperations:
-        """Tokens of which something follows; `lengths` ascend, the last is above every position."""
+        """For tokens of any rows. `lengths` ascend, and the last is above every position."""
 
     def prompt(self, inputs: Tensor, length: int) -> TokenOperations:
-        """Tokens of one row's prompt, at positions below `length`."""
+        """For tokens of one row's prompt, at positions below `length`."""

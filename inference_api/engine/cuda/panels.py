@@ -7,13 +7,13 @@ from torch import Tensor
 
 from inference_api.kernels.packing import BITS, GROUP, PANEL, SCALE_BYTES, Bits, packed_bytes
 
-QUAD = 4  # inputs whose bytes lie together
+QUAD = 4  # inputs whose bytes are adjacent
 HALF = 4  # bits of an int4
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A matrix [outputs, inputs]: as many of the packed outputs, from `first` on."""
+    """A matrix [outputs, inputs], whose outputs are those of `blocks` from `first` on."""
 
     blocks: Tensor  # bytes
     bits: Bits  # 8 or 4
@@ -22,7 +22,7 @@ class Panels:
     first: int = 0  # below PANEL
 
     def parts(self, count: int) -> "list[Panels]":
-        """Equally many outputs each."""
+        """Returns the matrix in `count` parts, each with equally many outputs."""
         size = self.outputs // count
         panel_bytes = packed_bytes(self.bits, PANEL, self.inputs)
         found = []
@@ -34,7 +34,7 @@ class Panels:
 
 
 def unpacked(matrix: Panels, rows: Tensor | None = None) -> Tensor:
-    """Its numbers, exactly, [outputs, inputs] or those of `rows` [n, inputs], float32."""
+    """Returns the exact numbers in float32: [outputs, inputs], or [n, inputs] for `rows` [n]."""
     values_bytes = PANEL * GROUP * matrix.bits // 8
     block_bytes = values_bytes + PANEL * SCALE_BYTES
     panels = matrix.blocks.view(-1, matrix.inputs // GROUP, block_bytes)
@@ -42,7 +42,7 @@ def unpacked(matrix: Panels, rows: Tensor | None = None) -> Tensor:
         panels = panels[rows // PANEL]
     values, scales = panels.split_with_sizes([values_bytes, PANEL * SCALE_BYTES], -1)
     quads = values.unflatten(-1, (-1, PANEL, QUAD))
-    if matrix.bits == BITS["int4"]:  # two quads share bytes, the first the low halves
+    if matrix.bits == BITS["int4"]:  # two quads share bytes; the first has the low halves
         low = 2**HALF - 1
         quads = torch.stack((quads & low, quads >> HALF), 3).flatten(2, 3)
     numbers: Tensor = (

@@ -24,9 +24,9 @@ Multiply = Callable[[Tensor, Sequence[Panels], Tensor | None], Tensor]
 
 
 Linear = Callable[[Tensor], Tensor]
-"""[n, inputs] to [n, outputs] in the same precision; or to parts of these in float32, [parts, n,
-outputs], which `whole` adds, and so do all operations but products. Unless weights are packed, a
-row's bits depend on how many rows there are."""
+"""Maps [n, inputs] to [n, outputs] in the same precision; or to parts in float32, [parts, n,
+outputs], whose sum is the result. `whole` adds them, and so do all operations but products. Unless
+weights are packed, a row's bits depend on the number of rows."""
 
 
 def multiply(x: Tensor, weights: Sequence[Panels], bias: Tensor | None) -> Tensor:
@@ -39,20 +39,20 @@ def of_torch(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def whole(made: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a `Linear` makes, [n, outputs] of `dtype`."""
+    """Returns the result of a `Linear`, whole or in parts, as [n, outputs] of `dtype`."""
     return made if made.ndim == 2 else reduce(torch.add, made.unbind()).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchParameters:
-    """Weights named as in `weight_plan`, and "head", the embedding when the two are tied."""
+    """Weights by their names in `weight_plan`; "head" is the embedding if the two are tied."""
 
     tensors: dict[str, Tensor]
     panels: Mapping[str, Panels] = field(default_factory=dict, kw_only=True)
     multiply: Multiply = field(default=multiply, kw_only=True)
 
     def linear(self, name: str, *, after: str = "") -> Linear:
-        """The linear map of this name, then the one called `after`, if the model has it."""
+        """Returns the linear map `name`, followed by the outputs of `after` if that exists."""
         named = [name, after]
         matrices = [each if each == layout.HEAD else f"{each}.weight" for each in named]
         weights = [self.panels[each] for each in matrices if each in self.panels]
@@ -62,7 +62,7 @@ class TorchParameters:
         return self._packed(weights, torch.cat(biases) if biases else None)
 
     def linears(self, name: str, count: int) -> list[Linear]:
-        """The linear maps whose weights are stacked in one, and so are their biases, if any."""
+        """Returns linear maps whose weights are stacked in one tensor, as are biases if any."""
         weight, stacked = f"{name}.weight", self.tensors.get(f"{name}.bias")
         biases = [None] * count if stacked is None else stacked.chunk(count)
         if weight in self.panels:
@@ -71,15 +71,15 @@ class TorchParameters:
         return [*map(of_torch, self.tensors[weight].chunk(count), biases)]
 
     def _packed(self, weights: Sequence[Panels], bias: Tensor | None) -> Linear:
-        """Has the outputs of all weights, in their order."""
+        """Returns a map with the outputs of all weights, in their order."""
         return lambda x: self.multiply(x, weights, bias)
 
     def matrix(self, name: str) -> Tensor:
-        """Its numbers, whatever form they have."""
+        """Returns a matrix, unpacked if it is packed."""
         return unpacked(self.panels[name]) if name in self.panels else self.tensors[name]
 
     def qk_norm(self, config: ModelConfig, layer: int) -> Tensor | None:
-        """What a layer's queries and keys are multiplied by, [heads + kv_heads, head_dim]."""
+        """Returns the norm weights of a layer's queries and keys, [heads + kv_heads, head_dim]."""
         if not config.has_qk_norm:
             return None
         counts = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
@@ -99,9 +99,9 @@ def load_torch_parameters(
     memory: Mapping[str, Tensor] | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> TorchParameters:
-    """Read every parameter straight to its place, device and precision; with `packing`, weights
-    are packed first, one at a time. Raises StartupError; `memory`: see `torch_parameters`, new if
-    None, `pause`: see `write_weights`."""
+    """Read every parameter directly into its memory on the device. With `packing`, weights are
+    packed first, one at a time. `memory` None allocates it: see `torch_parameters`; for `pause` see
+    `write_weights`. Raises StartupError."""
     bits = None if packing is None else packing.bits
     forms = layout.torch_forms(config, dtype.itemsize, bits)
     memory = memory or {
@@ -124,8 +124,8 @@ def load_torch_parameters(
 def torch_parameters(
     config: ModelConfig, dtype: torch.dtype, bits: Bits | None, memory: Mapping[str, Tensor]
 ) -> TorchParameters:
-    """Returns the parameters in the forms of `torch_forms` as they lie in `memory`, which has the
-    bytes of each by name."""
+    """Returns the parameters as views of `memory`, which has the bytes of each by name. Their forms
+    are those of `torch_forms`."""
     tensors: dict[str, Tensor] = {}
     panels: dict[str, Panels] = {}
     for name, form in layout.torch_forms(config, dtype.itemsize, bits).items():
@@ -154,7 +154,7 @@ def _tensor_targets(
 def _packed_targets(
     matrix: Panels, parts: Sequence[SourceTensor], packing: Packing
 ) -> Iterator[tuple[SourceTensor, Write]]:
-    """All parts are packed on the host before they go to the device: two may share a panel."""
+    """Packs all parts on the host before it copies them, because two parts may share a panel."""
     left = len(parts)
     packed: PackedWeight | None = None
 

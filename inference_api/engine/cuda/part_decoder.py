@@ -1,6 +1,6 @@
-"""The decoder of some of a model's layers, whose others are in other processes. Decode thread only.
+"""A decoder for some of a model's layers; other processes have the rest. Decode thread only.
 
-Steps have the same shapes as in one process, and prompts are cut at the same places: tokens have
+Steps have the same shapes as in one process, and prompts are cut at the same places, so tokens have
 the same bits.
 """
 
@@ -25,18 +25,18 @@ Layers = Callable[[Sequence[RowStep], bool], Floats]  # see `PartDecoder.layers`
 
 
 class OtherLayers(Protocol):
-    """The layers after these."""
+    """The layers after these, in other processes."""
 
     def after(
         self, layers: Layers, rows: Sequence[RowStep], prompts: Sequence[RowStep] = ()
     ) -> Iterator[tuple[Sequence[RowStep], Floats]]:
-        """Have `layers` compute each of `prompts` at once, then `rows` in parts. Yields each of
-        these with the residual after all layers, of the tokens that are returned."""
+        """Have `layers` compute each of `prompts` whole, then `rows` in parts. Yields each prompt
+        and part with the residual after all layers, for its rows' `returned` tokens."""
 
 
 class PartDecoder(decoder.Decoder):
-    """Has the embedding and the head too if it has the first layer. It then decodes, by the
-    `others`."""
+    """A process that has the first layer also has the embedding and the head. It decodes with the
+    help of the `others`."""
 
     others: OtherLayers
 
@@ -74,8 +74,8 @@ class PartDecoder(decoder.Decoder):
         self, rows: Sequence[RowStep], is_prompt: bool = False, before: Floats | None = None
     ) -> Floats:
         """Returns the residual after these layers, [tokens, hidden size]; the next call overwrites
-        it. `before`: the residual before them, unless the first is among them. A prompt is one row
-        of at most as many tokens as are computed at once."""
+        it. `before` is the residual before them, None if the first layer is among them. A prompt is
+        one row, with no more tokens than one step computes."""
         if is_prompt:
             ((row,), num_tokens) = rows, len(rows[0].token_ids)
             step = self._of_prompts[decoder.prompt_size(num_tokens)]
@@ -125,21 +125,21 @@ class PartDecoder(decoder.Decoder):
         return super()._after_layers(x, None, None).float()
 
     def _after_layers(self, x: Tensor, made: Tensor | None, made_norm: Affine | None) -> Tensor:
-        """The residual."""
+        """Returns the residual, without the final norm."""
         return self._ops.norm_add(x, made, made_norm, None)[0]
 
     def _put_out(self, states: Tensor, num_tokens: int) -> Sequence[Tensor]:
         return [states[:num_tokens]]
 
     def _heads(self, lengths: Sequence[int], made: Tensor, inputs: Tensor) -> Sequence[Tensor]:
-        """As a step of all layers puts out."""
+        """Returns the outputs of a step of all layers, from the residual `made`."""
         x = decoder.padded(made.to(self._like.dtype), self._num_given)
         states = super()._after_layers(x, None, None)
         return super()._put_out(states, inputs.shape[1])
 
 
 def _part(row: RowStep, begin: int, end: int) -> RowStep:
-    """Returns the step of these tokens of a row; those before draw nothing."""
+    """Returns a step with tokens `begin` to `end` of a row; it draws only if they are the last."""
     if begin == 0 and end == len(row.token_ids):
         return row
     parents = row.parents

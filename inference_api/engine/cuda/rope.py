@@ -1,4 +1,4 @@
-"""Turns of heads by torch."""
+"""Rotary position embedding by torch."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from inference_api.loading.config import ModelConfig
 
 
 class TensorTurns(NamedTuple):
-    """As `LayerTurns`, with a dimension for heads."""
+    """`LayerTurns` as tensors, with a dimension for heads."""
 
     cosines: Tensor  # [n, 1, rotary_dim]
     sines: Tensor  # like cosines
@@ -35,11 +35,11 @@ class Rope:
         self._tables = {key: _of_each(tensor, turns) for key, turns in tables.items()}
 
     def of_layer(self, layer: int) -> TensorTurns | None:
-        """One layer's turns for every position."""
+        """Returns a layer's turns for every position; None if it has no rope."""
         return self._tables.get(self._keys[layer])
 
     def at(self, positions: Tensor) -> list[TensorTurns | None]:
-        """Each layer's turns for `positions` [n]; layers that turn alike have the same tensors."""
+        """Returns each layer's turns for `positions` [n]. Layers that turn alike share tensors."""
         turns = {
             key: _of_each(lambda table: table[positions], tables)
             for key, tables in self._tables.items()

@@ -1,4 +1,4 @@
-"""`ModelRunner` by torch: on CUDA and, to be compared with the kernels, on the CPU."""
+"""`ModelRunner` by torch: on CUDA and, for comparison with the kernels, on the CPU."""
 
 import gc
 import logging
@@ -70,7 +70,7 @@ class CudaRunner(LocalRunner):
         return self._facts(device, torch.get_num_threads(), "torch", self._options.dtype)
 
     def _num_on_cpu(self) -> int:
-        """Returns how many layers' experts the CPU has."""
+        """Returns how many layers leave their experts to the CPU: see `EngineOptions`."""
         asked, most = self._options.experts_on_cpu, len(expert_layers(self._whole))
         if asked is not None or most == 0 or self._is_part or kernel_faults(self._whole):
             return asked or 0
@@ -80,7 +80,7 @@ class CudaRunner(LocalRunner):
 
     @cached_property
     def layout(self) -> PageLayout:
-        """Rows are contiguous, so that their pages are their own."""
+        """See `RowMemory`. Pages are bound, because each row's memory is contiguous."""
         count = self.max_rows * num_pages(self.max_seq_len)
         return PageLayout(count, PAGE_TOKENS, self.footprint.page_bytes, is_bound=True)
 
@@ -93,7 +93,7 @@ class CudaRunner(LocalRunner):
     @torch.inference_mode()
     def load(self) -> None:
         if self.device == "cuda":
-            torch.cuda.set_device(self._device)  # this thread's, for streams and graphs
+            torch.cuda.set_device(self._device)  # for this thread's streams and graphs
         self._check(self.footprint)
         config, dtype = self._config, self._dtype
         on_cpu = self._cpu_experts()
@@ -103,7 +103,7 @@ class CudaRunner(LocalRunner):
             packing = Packing(Kernels(hardware.physical_cores()), self.bits)
         parameters = load_torch_parameters(self.files, config, self._device, dtype, packing)
         self.decoder = self._new_decoder(parameters, on_cpu)
-        if self._is_part:  # its steps are timed before they are warmed up
+        if self._is_part:  # steps are timed before the warm-up
             self._record()
         heads = self._read_heads()
         if heads is not None:
@@ -111,7 +111,7 @@ class CudaRunner(LocalRunner):
         self._log_loaded()
 
     def _cpu_experts(self) -> dict[int, CpuExperts]:
-        """Loads them. Raises StartupError."""
+        """Loads the experts that the CPU has, by layer. Raises StartupError."""
         elsewhere = sorted(self._config.experts_elsewhere)
         parts = {layer: experts_alone(self._whole, layer) for layer in elsewhere}
         if not parts:
@@ -129,7 +129,7 @@ class CudaRunner(LocalRunner):
         found: dict[int, CpuExperts] = {}
         for layer, part in parts.items():
             parameters = load_parameters(self.files, part, dtype, packing)
-            cache = PagedCache(part, 1, 1, "float32", 1)  # where no layer attends, it stays empty
+            cache = PagedCache(part, 1, 1, "float32", 1)  # stays empty: the layer does not attend
             found[layer] = CpuExperts(KernelDecoder(part, parameters, cache, 1), *memory)
         return found
 
@@ -158,15 +158,15 @@ class CudaRunner(LocalRunner):
         logger.info("loaded %s by torch: %s, %s, QUANTIZATION=%s", self._folder.name, *how)
 
     def _decoder(self, make: Callable[[Operations], Decoder], rope: Rope) -> Decoder:
-        """With operations by kernels of our own on CUDA, and by torch where those do not run."""
+        """Returns a decoder with Triton's operations on CUDA, or torch's if Triton does not run."""
         if self.device == "cuda":
             try:
                 from inference_api.engine.cuda.triton_ops import TritonOps
 
                 decoder = make(TritonOps(self._config, self._cache, rope))
-                decoder.try_out(ANY_STEP)  # compiles them
+                decoder.try_out(ANY_STEP)  # compiles the kernels
                 return decoder
-            except Exception as error:  # Triton's, a compiler's, the driver's
+            except Exception as error:  # from Triton, a compiler or the driver
                 logger.warning(
                     "Triton does not run here, and operations by torch serve, in more launches: %s",
                     error,
@@ -174,7 +174,7 @@ class CudaRunner(LocalRunner):
         return make(TorchOps(self._config, self._cache, rope))
 
     def warm_up(self) -> None:
-        """Run one prompt, and a step of every batch size. Steps are recorded between."""
+        """Run one prompt, record the steps, and run a step of every batch size."""
         self._warm_up_prompt()
         if not self._is_part:
             self._record()
@@ -191,9 +191,9 @@ class CudaRunner(LocalRunner):
 
     def unload(self) -> None:
         super().unload()
-        gc.collect()  # steps refer to their decoder
+        gc.collect()  # a decoder and its steps refer to each other
         if self.device == "cuda":
-            torch.cuda.empty_cache()  # else it does not count as free
+            torch.cuda.empty_cache()  # otherwise the memory does not count as free
 
     @torch.inference_mode()
     def layers(self, rows: Sequence[RowStep], before: Floats, is_prompt: bool) -> Floats:
@@ -210,7 +210,7 @@ class CudaRunner(LocalRunner):
         if plan is not None:
             token_ids, states = self.decoder.draw(rows, plan)
             drawn = [*map(Drawn, token_ids)]
-        if plan is None or min(token_ids, default=0) < 0:  # one is not among the likeliest
+        if plan is None or min(token_ids, default=0) < 0:  # a draw needs all tokens
             logits, states = self.decoder.forward(rows)
             drawn = sample(logits, draws, positions)
         return drawn, [None if each is None else each.cpu().numpy() for each in states]

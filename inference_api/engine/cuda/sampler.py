@@ -1,4 +1,4 @@
-"""The sampler by torch: what `engine.sampler` says, on any device."""
+"""The sampler by torch, on any device. It follows the definitions of `engine.sampler`."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from inference_api.runner import Draw, Drawn
 
 
 def sample(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[Drawn]:
-    """Returns what follows `positions`; `logits` [len(draws), vocab] float32 is overwritten."""
+    """Returns the tokens after `positions`. Overwrites `logits` [len(draws), vocab] float32."""
     scored = [i for i, draw in enumerate(draws) if draw.sampling.num_logprobs is not None]
     likelihoods = logits[scored].log_softmax(dim=-1) if scored else None
     apply_penalties(logits, draws)
@@ -61,7 +61,7 @@ def _drawn(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> l
 def _logprobs(
     likelihoods: Tensor, token_ids: Sequence[int], counts: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Log probabilities of a token of each row of `likelihoods` [n, vocab] and of `counts` best."""
+    """Returns each row's log probabilities, from [n, vocab]: its token's and its `counts` best."""
     index = torch.tensor(token_ids, device=likelihoods.device).unsqueeze(-1)
     own = likelihoods.gather(-1, index)
     ranks = (likelihoods > own).sum(dim=-1) + 1
@@ -80,7 +80,7 @@ def _logprobs(
 
 
 def apply_penalties(logits: Tensor, draws: Sequence[Draw]) -> None:
-    """Change `logits` in place, for the draws that ask for it."""
+    """Apply the draws' biases and penalties to `logits`, in place."""
     if (changes := changes_of(draws)) is not None:
         rows, tokens, amounts = (torch.from_numpy(each).to(logits.device) for each in changes)
         more, factors, less = amounts
@@ -89,7 +89,7 @@ def apply_penalties(logits: Tensor, draws: Sequence[Draw]) -> None:
 
 
 def _forbid(logits: Tensor, draws: Sequence[Draw]) -> None:
-    """Minus infinity, in place, for what may not be drawn."""
+    """Set the logits of tokens that may not be drawn to minus infinity, in place."""
     constrained = [i for i, draw in enumerate(draws) if draw.allowed is not None]
     if not constrained:
         return

@@ -1,4 +1,4 @@
-"""A runner by torch whose model comes and goes: an expert of a bundle."""
+"""A runner by torch for an expert of a bundle, which is loaded and unloaded again and again."""
 
 import mmap
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TorchPackedModel(PackedModel):
-    """A model as torch has it in memory."""
+    """A packed model in the forms that torch has in memory."""
 
     by_torch: ClassVar[bool] = True
 
@@ -43,14 +43,14 @@ class TorchPackedModel(PackedModel):
 
 
 class SlotRunner(CudaRunner):
-    """`load` and `unload` may be called on another thread than the decode thread, while no step of
-    this runner runs, but others do."""
+    """One expert. `load` and `unload` may be called on another thread than the decode thread, while
+    no step of this runner runs; other runners may step."""
 
     def __init__(
         self, model_dir: Path, options: EngineOptions, packed: PackedFolder, place: Place
     ) -> None:
-        """`packed`: the folder of packed weights; `place`: where they lie while they are in memory.
-        See `LocalRunner`."""
+        """`packed` is the folder of packed weights; `place` is their place on the device while they
+        are loaded. See `LocalRunner`."""
         self._packed, self._place, self._has_packed_file = packed, place, True
         super().__init__(model_dir, replace(options, has_medusa=False, experts_on_cpu=0))
 
@@ -65,16 +65,16 @@ class SlotRunner(CudaRunner):
         return self._packed.has(self._packed_model)
 
     def load(self) -> None:
-        """See `LocalRunner`. Launches nothing but copies."""
+        """See `LocalRunner`. Launches only copies."""
         footprint, place = self.footprint, self._place
-        in_slot = replace(footprint, weights_bytes=0, num_pages=0)  # its memory was taken before
+        in_slot = replace(footprint, weights_bytes=0, num_pages=0)  # the slot is already allocated
         self._check(in_slot, are_files_read=not self.is_packed())
         self._key, file = self._file()
         self._weights, cache = (
             place.take(size) for size in (footprint.weights_bytes, footprint.cache_bytes)
         )
         place.slots.fill(self._weights, file)
-        place.slots.clear(cache)  # another expert's, or of rows that have left
+        place.slots.clear(cache)  # may hold another expert's data, or rows of an earlier load
         self._cache = self._new_cache(cache)
         self._log_loaded()
 
@@ -89,8 +89,8 @@ class SlotRunner(CudaRunner):
         return key, mapped if file is None else file
 
     def unload(self) -> None:
-        """See `LocalRunner`. What was recorded in the slot stays, and no memory is freed, which the
-        decode thread may be recording in."""
+        """See `LocalRunner`. Steps recorded in the slot stay, and no memory is freed, because the
+        decode thread may be recording."""
         super(CudaRunner, self).unload()
         self._place.leave()
 
@@ -103,8 +103,8 @@ class SlotRunner(CudaRunner):
 
     @torch.inference_mode()
     def _begin(self) -> None:
-        """Before the first step since `load`: record the steps, unless these weights have been in
-        this slot before."""
+        """Run before the first step since `load`: records the steps, unless these weights have been
+        in this slot before."""
         slot, parts = self._place.slot, self._parts()
         assert slot is not None
 
@@ -119,4 +119,4 @@ class SlotRunner(CudaRunner):
         return {each.name: self._weights[each.begin : each.end] for each in tensors}
 
     def _record(self) -> None:
-        """Steps are recorded before the first one."""
+        """Does nothing: `_begin` records the steps."""

@@ -1,7 +1,7 @@
-"""Where experts of a bundle lie on a device: slots, each as large as the largest of them needs.
+"""Slots: the memory of a device that holds the experts of a bundle, one expert in each.
 
-They are allocated once, and a load copies into one. A step that was recorded in a slot therefore
-stays valid, whatever was there since its expert left.
+Each slot has room for the largest expert. Slots are allocated once, and loading copies into one. A
+step that was recorded in a slot therefore stays valid, whatever the slot held in between.
 """
 
 import gc
@@ -26,26 +26,26 @@ logger = logging.getLogger(__name__)
 Pin = Callable[[Tensor], None]  # raises RuntimeError
 
 PIECE_BYTES = 64 * 2**20
-"""So much is copied at once: what a step copies meanwhile waits for one piece at most."""
+"""Bytes that are copied at once. A step's own copy waits for one such piece at most."""
 
-LEFT_BYTES = 2 * GIB  # packed files leave the host so much
+LEFT_BYTES = 2 * GIB  # memory of the host that held files leave free
 
 
 def pin_on_cuda(tensor: Tensor) -> None:
-    """Have a GPU read these bytes of the host by itself. Raises RuntimeError."""
+    """Pin these bytes of the host, so that a GPU reads them by itself. Raises RuntimeError."""
     error = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
     if error:
-        with suppress(RuntimeError):  # else the next launch would raise it
+        with suppress(RuntimeError):  # otherwise the next launch would raise the error
             torch.zeros(1, device="cuda").add_(1)
         raise RuntimeError(f"cudaHostRegister gave {error}")
 
 
 class HeldFiles:
-    """Packed files in memory of the host that a GPU reads by itself, and that the system does not
-    take back: a load waits for the bus alone. Loader thread only."""
+    """Packed files in pinned memory of the host. A GPU reads them by itself and the system does not
+    evict them, so a load waits for the bus alone. Loader thread only."""
 
     def __init__(self, limit_bytes: int, pause: Callable[[], None], pin: Pin | None) -> None:
-        """`pin` None: no file is held."""
+        """If `pin` is None, no file is held."""
         self._left_bytes = limit_bytes
         self._pause = pause
         self._pin = pin
@@ -55,12 +55,12 @@ class HeldFiles:
         return self._held.get(key)
 
     def hold(self, key: str, file: mmap.mmap) -> Tensor | None:
-        """Copy a file; None if the host has no memory for it, or if pinning has failed before."""
+        """Returns a held copy of a file, or None if the host lacks memory or cannot pin any."""
         if self._pin is None or not self._has_room(len(file)):
             return None
         held = torch.from_numpy(np.frombuffer(anonymous(len(file)), np.uint8))
         source = np.frombuffer(file, np.uint8)
-        for begin in range(0, len(source), PIECE_BYTES):  # pinned in pieces, as they are read
+        for begin in range(0, len(source), PIECE_BYTES):  # each piece is read, then pinned
             piece = held[begin : begin + PIECE_BYTES]
             piece.numpy()[:] = source[begin : begin + PIECE_BYTES]
             self._try_to_pin(piece)
@@ -91,18 +91,18 @@ class HeldFiles:
 
 
 class Recordings:
-    """Decoders of experts that are, or were, in slots, with their recorded steps. When the device
-    has little memory left, those used longest ago go. Decode thread only."""
+    """Decoders of experts that are or were in slots, with their recorded steps. When the device
+    runs low on memory, the least recently used ones are dropped. Decode thread only."""
 
     def __init__(self, capture: Capture | None, free_bytes: Callable[[], int | None]) -> None:
-        """`capture` None: nothing is recorded. `free_bytes` None: nothing has to go."""
+        """If `capture` is None, nothing is recorded; if `free_bytes` returns None, all are kept."""
         self._capture = capture
         self._free_bytes = free_bytes
-        self._kept: dict[tuple[object, int, str], Decoder] = {}  # the last used is last
+        self._kept: dict[tuple[object, int, str], Decoder] = {}  # most recently used last
 
     def decoder(self, owner: object, slot: int, key: str, make: Callable[[], Decoder]) -> Decoder:
-        """Returns what `make` made when weights of this key of the owner were last in this slot, or
-        what it makes now."""
+        """Returns the decoder from when the owner's weights of this key were last in this slot, or
+        a new one of `make`."""
         decoder = self._kept.pop((owner, slot, key), None)
         if decoder is None:
             self._make_room()
@@ -120,11 +120,11 @@ class Recordings:
         not_in_memory = [at for at, own in kept if vars(at[0]).get("decoder") is not own]
         if not_in_memory:
             del self._kept[not_in_memory[0]]
-            gc.collect()  # steps refer to their decoder
+            gc.collect()  # a decoder and its steps refer to each other
 
 
 class Slots:
-    """Loader thread only, except for `allocate`, which comes before all else, and `recordings`."""
+    """A device's slots. Loader thread only, but for `recordings`, and `allocate`, which is first."""
 
     def __init__(
         self,
@@ -134,8 +134,8 @@ class Slots:
         capture: Capture | None = None,
         pin: Pin | None = None,
     ) -> None:
-        """`pause` is called after every piece. It may wait. Packed files of up to `held_bytes` are
-        held in memory. `capture` and `pin` are those of CUDA unless they are given."""
+        """`pause` is called after every piece and may wait. Up to `held_bytes` of packed files are
+        held in memory. On CUDA, `capture` and `pin` are CUDA's by default."""
         self._device = torch.device(device)
         is_cuda = self._device.type == "cuda"
         self.files = HeldFiles(held_bytes, pause, pin_on_cuda if is_cuda and pin is None else pin)
@@ -173,8 +173,8 @@ class Slots:
 
     @torch.inference_mode()
     def fill(self, target: Tensor, source: Tensor | mmap.mmap) -> None:
-        """Copy a file that is held, or mapped. Returns when the device has it, so that any step
-        that begins then may read it."""
+        """Copy a file, held or mapped, to `target`. Returns when the device has it, so that later
+        steps may read it."""
         numbers = source if isinstance(source, Tensor) else np.frombuffer(source, np.uint8)
         with self._after_steps():
             for begin in range(0, len(numbers), PIECE_BYTES):
@@ -189,14 +189,14 @@ class Slots:
 
     @torch.inference_mode()
     def clear(self, target: Tensor) -> None:
-        """As `fill`, with zeros."""
+        """Fill `target` with zeros; otherwise like `fill`."""
         with self._after_steps():
             target.zero_()
             self._wait()
 
     def _after_steps(self) -> torch.cuda.StreamContext:
-        """What is launched within comes after all that steps have launched: some may still move
-        what lay in this slot."""
+        """Returns a context whose launches follow everything that steps have launched, because
+        those may still use the slot's earlier contents."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.default_stream(self._device))
         return torch.cuda.stream(self._stream)  # None changes nothing
@@ -207,7 +207,7 @@ class Slots:
 
 
 class Place:
-    """A slot for one expert, while it is in memory. Its model takes the first parts, and its draft
+    """The slot of one expert while it is in memory. Its model takes the first parts, and its draft
     model the next. Loader thread only."""
 
     def __init__(self, slots: Slots) -> None:
@@ -216,7 +216,7 @@ class Place:
         self._used_bytes = 0
 
     def take(self, num_bytes: int) -> Tensor:
-        """Returns the next bytes of the slot. There is a free one: see `Residency`."""
+        """Returns the next bytes of the expert's slot. One is always free: see `Residency`."""
         if self.slot is None:
             self.slot, self._used_bytes = self.slots.free.pop(0), 0
         part = self.slots.memory[self.slot][self._used_bytes :][:num_bytes]
@@ -225,7 +225,7 @@ class Place:
         return part
 
     def leave(self) -> None:
-        """Idempotent: every runner of the expert leaves."""
+        """Free the slot. Idempotent, because every runner of the expert leaves."""
         if self.slot is not None:
             self.slots.free.insert(0, self.slot)
             self.slot = None

@@ -1,4 +1,4 @@
-"""Operations by torch, on any device and in any precision: what all others have to equal."""
+"""Operations by torch, on any device and in any precision. All others must agree with these."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class TorchOps:
-    """See `Operations`. No value is looked at on the host: whatever it does can be recorded."""
+    """See `Operations`. Reads no value on the host, so that everything can be recorded."""
 
     config: ModelConfig
     cache: TorchCache
@@ -82,16 +82,14 @@ class TorchOps:
 
 
 class _Placed:
-    """Tokens that place their heads; others attend by them."""
+    """Places the heads of a step's tokens. Subclasses attend."""
 
     def __init__(self, ops: TorchOps, inputs: Tensor, longest: int) -> None:
-        """At positions below `longest`."""
+        """All positions are below `longest`."""
         self._config, self._rope = ops.config, ops.rope
         self._entries = ops.cache.entries
         positions, self._rows, self._slots = inputs[POSITIONS:PROMPT_LINES]
-        self._positions = positions.clamp(
-            min=0
-        )  # absent ones see something: sums of nothing spread
+        self._positions = positions.clamp(min=0)  # absent tokens see one position: no NaN arises
         self._longest = longest
         self._biases = {window: self._bias(window) for window in {*ops.config.windows}}
 
@@ -100,8 +98,8 @@ class _Placed:
         return self._rope.at(self._positions)
 
     def _bias(self, window: int | None) -> Tensor:
-        """What is on a token's scores: 0 where it sees the position, else minus infinity,
-        [n, longest]. Given a mask of booleans, torch would make this again in each layer."""
+        """Returns what is added to scores, [n, longest]: 0 where a token sees the position, else
+        minus infinity. From a boolean mask, torch would make this again in each layer."""
         places = torch.arange(self._longest, device=self._positions.device)
         own = self._positions[:, None]
         is_seen = places <= own
@@ -128,7 +126,7 @@ class _Placed:
         return queries
 
     def _normed_heads(self, qk: Tensor) -> Tensor:
-        """[n, heads + kv_heads, head_dim]"""
+        """Returns `qk` [n, heads + kv_heads, head_dim], normalised."""
         config = self._config
         if not config.is_qk_norm_whole:
             return F.rms_norm(qk, (config.head_dim,), eps=config.norm_eps)
@@ -137,12 +135,12 @@ class _Placed:
 
 
 class _Tokens(_Placed):
-    """Tokens of any rows. What each sees is copied, so that it lies where nothing depends on the
-    row, and in the order of positions.
+    """Tokens of any rows. The keys and values that each sees are copied, in the order of positions,
+    so that no sum depends on where the row lies in memory.
 
-    All share a masked call for each length, and each takes the result of the shortest that reaches
-    its position: a token's sums have the same shape however far its neighbours are. The query heads
-    that share a key-value head stand where a sequence would: keys are read once and never copied.
+    All tokens share one masked call for each length, and each takes the result of the shortest
+    length that covers its position: a token's sums have the same shape however far its neighbours
+    are. Query heads that share a key-value head stand in for a sequence: each key is read once.
     """
 
     def __init__(self, ops: TorchOps, inputs: Tensor, lengths: Sequence[int]) -> None:
@@ -167,7 +165,7 @@ class _Tokens(_Placed):
         bias = self._biases[config.windows[heads.layer]][:, None, None]
 
         def attend(length: int) -> Tensor:
-            """Each token to the first `length` places: [n, kv_heads, groups, head_dim]."""
+            """Attend to the first `length` positions. Returns [n, kv_heads, groups, head_dim]."""
             held = keys[:, :, :length], values[:, :, :length]
             return _attended(queries, *held, config.attention_scale, bias[..., :length], sinks)
 
@@ -178,8 +176,8 @@ class _Tokens(_Placed):
         return attended.flatten(1)
 
     def _held(self, of_layer: Tensor) -> Tensor:
-        """Keys and values that tokens see, [n, 2, kv_heads, longest, head_dim]. Whole heads are
-        copied, as they lie; then what a tree has elsewhere."""
+        """Returns keys and values that tokens see, [n, 2, kv_heads, longest, head_dim]. Copies
+        whole heads as they lie, then replaces the positions that a tree has in other slots."""
         copies: Tensor = of_layer.flatten(0, 2)[:, : self._longest][self._head_rows]
         copies = copies.unflatten(1, of_layer.shape[1:3])
         copies[self._last_places] = of_layer[self._last_slots]
@@ -187,19 +185,19 @@ class _Tokens(_Placed):
 
 
 class _PromptTokens(_Placed):
-    """Tokens of one row's prompt, which attend to each other and to what the row holds before."""
+    """Tokens of one row's prompt, which attend to each other and to the row's earlier tokens."""
 
     def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
         config = self._config
         held = self._entries[heads.layer][:, :, :, : self._longest]
-        # [2, kv_heads, groups, places, head_dim], groups without a copy
+        # [2, kv_heads, groups, positions, head_dim]; groups share memory
         held = held.index_select(0, self._rows[:1])[0].unsqueeze(2)
         keys, values = held.expand(-1, -1, config.num_groups, -1, -1)
         queries = queries.unflatten(1, keys.shape[:2]).permute(1, 2, 0, 3)
         scale, bias = config.attention_scale, self._biases[config.windows[heads.layer]]
         if heads.sinks is None:
             attended = _attended(queries, keys, values, scale, bias)
-        else:  # a key-value head at a time: its scores take memory
+        else:  # one key-value head at a time, because scores take memory
             sinks = heads.sinks.view(*keys.shape[:2], 1, 1)
             of_heads = zip(queries, keys, values, sinks, strict=True)
             attended = torch.stack(
@@ -216,11 +214,11 @@ def _attended(
     bias: Tensor,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Softmax of the scores, over the values: [..., queries, head_dim].
+    """Returns the values, weighted by the softmax of the scores: [..., queries, head_dim].
 
-    `bias` [..., queries, keys] is on the scores. `sinks` [..., queries or 1, 1] are scores without
-    values: they take their share of the weights (Xiao et al. 2023, arXiv 2309.17453), and torch's
-    own attention has none.
+    `bias` [..., queries, keys] is added to the scores. `sinks` [..., queries or 1, 1] are scores
+    without values, which take their share of the weights (Xiao et al. 2023, arXiv 2309.17453);
+    torch's own attention does not support them.
     """
     if sinks is None:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)

@@ -1,16 +1,16 @@
 """Kernels in Triton's language, which `triton_ops` launches.
 
-All but the products of a step are here; `triton_products` has those of packed weights. A program
-belongs to one token, and to a head or a part of it, and nobody else writes where it writes: so
-none waits for another, and a token's bits are the same whatever else a step has. Memory is in the
-model's precision, sums are float32. Every size that is a `constexpr` is the model's or the cache's:
-no step compiles anew for its tokens.
+Products with packed weights are in `triton_products`. A program belongs to one token and to one of
+its heads or parts, and no other program writes where it writes. So programs do not wait for each
+other, and a token's bits are the same whatever else is in a step. Memory is in the model's
+precision, sums are float32. Every `constexpr` size belongs to the model or the cache, so no step
+compiles kernels again for its number of tokens.
 """
 
 import triton
 import triton.language as tl
 
-# What depends on a step's number of tokens decides nothing about how a kernel is compiled.
+# Kernels are compiled without regard to values that depend on a step's number of tokens.
 of_tokens = triton.jit(
     do_not_specialize=["num_tokens"],
     do_not_specialize_on_alignment=["positions", "rows", "slots"],
@@ -19,7 +19,7 @@ of_tokens = triton.jit(
 
 @triton.jit
 def added(parts, places, is_in, part_size, num_parts: tl.constexpr):
-    """What a product made: the sum of `parts`, which lie `part_size` apart, in their order."""
+    """Returns a product's result: the sum, in order, of `parts`, which lie `part_size` apart."""
     total = tl.load(parts + places, is_in, 0.0).to(tl.float32)
     for part in tl.static_range(1, num_parts):
         total += tl.load(parts + part * part_size + places, is_in, 0.0)
@@ -28,7 +28,8 @@ def added(parts, places, is_in, part_size, num_parts: tl.constexpr):
 
 @triton.jit
 def normed(x, at, is_in, weight, bias, eps, size: tl.constexpr, is_rms: tl.constexpr):
-    """`x` [block], zeros where not `is_in`, by its mean square or also by its mean."""
+    """Returns `x` [block] normalised by its mean square, and by its mean unless `is_rms`. `x` is 0
+    where not `is_in`."""
     if not is_rms:
         x = tl.where(is_in, x - tl.sum(x, 0) / size, 0.0)
     x *= tl.rsqrt(tl.sum(x * x, 0) / size + eps)
@@ -46,8 +47,8 @@ def norm_add(
     made_bias,
     weight,
     bias,
-    total,  # [n, size], written if anything was made
-    out,  # [n, size], written if there is a weight
+    total,  # [n, size], written if `made` is given
+    out,  # [n, size], written if `weight` is given
     multiplier,
     eps,
     num_tokens,
@@ -56,7 +57,7 @@ def norm_add(
     is_rms: tl.constexpr,
     num_parts: tl.constexpr,
 ):
-    """A program for each token: see `Operations.norm_add`."""
+    """Has a program for each token: see `Operations.norm_add`."""
     at = tl.arange(0, block)
     is_in = at < size
     places = tl.program_id(0).to(tl.int64) * size + at
@@ -67,7 +68,7 @@ def norm_add(
             more = normed(more, at, is_in, made_weight, made_bias, eps, size, is_rms)
         rounded = (value + multiplier * more).to(total.dtype.element_ty)
         tl.store(total + places, rounded, is_in)
-        value = rounded.to(tl.float32)  # what the next layer reads is what was normalised
+        value = rounded.to(tl.float32)  # normalises the same numbers that the next layer reads
     if weight is not None:
         value = normed(value, at, is_in, weight, bias, eps, size, is_rms)
         tl.store(out + places, value.to(out.dtype.element_ty), is_in)
@@ -80,13 +81,13 @@ def gate(
     limit,  # None: gates are not clamped
     alpha,
     num_tokens,
-    width: tl.constexpr,  # `size`, or 2 `size`: the first half lets the second pass
+    width: tl.constexpr,  # `size`, or 2 `size` with gates in the first half
     size: tl.constexpr,
     activation: tl.constexpr,
     block: tl.constexpr,
     num_parts: tl.constexpr,
 ):
-    """A program for each token and `block` of its outputs: see `Operations.gate`."""
+    """Has a program for each token and `block` of its outputs: see `Operations.gate`."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     is_in = at < size
@@ -135,11 +136,11 @@ def place_heads(
     head_dim: tl.constexpr,
     rotary_dim: tl.constexpr,  # 0: nothing is turned
     is_norm_last: tl.constexpr,
-    whole_block: tl.constexpr,  # room for all heads, which are normalised as one; 0: each alone
+    whole_block: tl.constexpr,  # block for all heads if normalised as one; 0: each head alone
     block: tl.constexpr,
     num_parts: tl.constexpr,
 ):
-    """A program for each token and head, of queries, then of keys, then of values: see
+    """Has a program for each token and head: heads of queries, then of keys, then of values. See
     `TokenOperations.place_heads`."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position, slot = tl.load(positions + token), tl.load(slots + token)
@@ -196,12 +197,12 @@ def attend(
     rows,  # [n]
     slots,  # [num_late, n], of the last positions, the own one first
     entries,  # [rows, 2, kv_heads, capacity, head_dim]
-    sums,  # [n, heads, splits, head_dim] float32: values by their exponentials, added
-    totals,  # [n, heads, splits] float32: exponentials, added
-    largests,  # [n, heads, splits] float32: of the scores, which exponentials are relative to
+    sums,  # [n, heads, splits, head_dim] float32: sums of values times exponentials
+    totals,  # [n, heads, splits] float32: sums of exponentials
+    largests,  # [n, heads, splits] float32: largest scores; exponentials are relative to them
     num_tokens,
     capacity,
-    window,  # positions that a token sees
+    window,  # number of positions that a token sees
     scale,
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
@@ -212,8 +213,9 @@ def attend(
     block_dims: tl.constexpr,
     block_places: tl.constexpr,
 ):
-    """A program for each token, key-value head and split of the positions, counted from 0: what
-    the heads that share the keys see there. Splits that a token sees nothing of are not written."""
+    """Has a program for each token, key-value head and split of the positions (from 0 on), with
+    all query heads that share the key-value head. Splits that a token does not see stay unwritten.
+    """
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
@@ -235,7 +237,7 @@ def attend(
     largest = tl.full([block_groups], float("-inf"), tl.float32)
     total = tl.zeros([block_groups], tl.float32)
     summed = tl.zeros([block_groups, block_dims], tl.float32)
-    for start in range(begin, end, block_places):  # each block has a place that is seen
+    for start in range(begin, end, block_places):  # each block has a position that is seen
         at = start + place
         is_seen = (at >= first) & (at < end)
         back = position - at
@@ -265,12 +267,12 @@ def attend(
 
 @of_tokens
 def combine(
-    sums,  # as `attend` has written them, and so are totals and largests
+    sums,  # written by `attend`, as are totals and largests
     totals,
     largests,
     positions,  # [n], below 0: absent
     sinks,  # [heads] or None: scores without values
-    out,  # [n or more, heads, head_dim], 0 for what is absent
+    out,  # [n or more, heads, head_dim], 0 for absent tokens
     num_tokens,
     window,
     head_dim: tl.constexpr,
@@ -279,7 +281,7 @@ def combine(
     block_splits: tl.constexpr,
     block_dims: tl.constexpr,
 ):
-    """A program for each token that `out` has room for, and head: what all splits make together."""
+    """Has a program for each token that `out` has room for and each head: combines all splits."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(positions + token, token < num_tokens, -1).to(tl.int32)
     first = tl.maximum(position - window + 1, 0)

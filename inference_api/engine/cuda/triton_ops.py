@@ -1,7 +1,7 @@
-"""Operations by kernels of our own, written in Triton: two launches to attend, one for any other.
+"""Operations by our own kernels in Triton: two launches for attention, one for any other operation.
 
-Needs triton and, for CUDA, a C compiler: Triton compiles what launches a kernel. Where its
-interpreter runs (TRITON_INTERPRET=1), so do these, on the CPU.
+Needs triton and, for CUDA, a C compiler, because Triton compiles the code that launches a kernel.
+With Triton's interpreter (TRITON_INTERPRET=1), these operations run on the CPU.
 """
 
 from collections.abc import Sequence
@@ -32,21 +32,21 @@ from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.kernels.packing import GROUP, PANEL
 from inference_api.loading.config import ModelConfig
 
-LEAST_SPLIT, MOST_SPLITS = 256, 32  # positions that a program attends to, and programs for a head
-LEAST_SIDE = 16  # a dot product takes no less
-TILE_BYTES = 16384  # keys, and values, that are multiplied at once
+LEAST_SPLIT, MOST_SPLITS = 256, 32  # positions for a program, and programs for a head
+LEAST_SIDE = 16  # rows and columns that Triton's dot product needs
+TILE_BYTES = 16384  # size of keys, and of values, that are multiplied at once
 MOST_PLACES = 64
 GATE_BLOCK = 1024
 NO_NORM = None, None
 BLOCK_TOKENS, BLOCK_OUTPUTS = LEAST_SIDE, 2 * PANEL  # multiplied at once by a program
-LEAST_PROGRAMS = 512  # in a product, unless its inputs are too few to cut
+LEAST_PROGRAMS = 512  # programs of a product, unless its inputs are too few to cut
 MOST_PARTS, LEAST_GROUPS = 8, 4  # parts of the inputs, and groups of a part
-WIDENED_GROUPS = 8  # widened by a program, one after the other
+WIDENED_GROUPS = 8  # groups that a program widens, one after another
 
 
 @dataclass(frozen=True, slots=True)
 class TritonOps:
-    """See `Operations`. No value is looked at on the host: whatever it does can be recorded."""
+    """See `Operations`. Reads no value on the host, so that everything can be recorded."""
 
     config: ModelConfig
     cache: TorchCache
@@ -86,8 +86,8 @@ class TritonOps:
 
     @staticmethod
     def multiply(x: Tensor, weights: Sequence[Panels], bias: Tensor | None) -> Tensor:
-        """Many tokens, as only prompts have, are multiplied by cuBLAS: weights are widened first,
-        which takes less time than to read them again for every few tokens."""
+        """See `Operations`. With many tokens, which only prompts have, weights are widened for
+        cuBLAS. This takes less time than reading packed weights again for every few tokens."""
         x = x.contiguous()
         (num_tokens, inputs), width = x.shape, sum(each.outputs for each in weights)
         if num_tokens > MOST_MULTIPLIED:
@@ -123,7 +123,7 @@ class TritonOps:
 
 
 class _Tokens:
-    """Each attends to its own positions, split as their numbers have it, and nothing is copied."""
+    """Each token attends to its own positions, in splits that begin at 0. Nothing is copied."""
 
     def __init__(self, ops: TritonOps, inputs: Tensor) -> None:
         self._config, self._rope = ops.config, ops.rope
@@ -186,7 +186,7 @@ class _Tokens:
 
 
 class _PromptTokens(_Tokens):
-    """Tokens of a prompt attend by torch: their keys are read once for many of them."""
+    """Tokens of a prompt attend by torch, which reads keys once for many tokens."""
 
     def __init__(self, ops: TritonOps, inputs: Tensor, length: int) -> None:
         super().__init__(ops, inputs)
@@ -197,7 +197,7 @@ class _PromptTokens(_Tokens):
 
 
 def num_parts(outputs: int, inputs: int) -> int:
-    """Returns how many parts the inputs of a product are cut into, however many tokens it has."""
+    """Returns how many parts a product's inputs are cut into, for any number of tokens."""
     wanted: int = triton.cdiv(LEAST_PROGRAMS, triton.cdiv(outputs, BLOCK_OUTPUTS))
     return max(min(MOST_PARTS, wanted, inputs // (LEAST_GROUPS * GROUP)), 1)
 
@@ -219,5 +219,5 @@ def _widen(matrix: Panels, rows: Tensor | None, out: Tensor) -> None:
 
 
 def _num_warps(block: int) -> int:
-    """Threads in 32s, each of which has a few numbers of `block`."""
+    """Returns the warps (32 threads each) of a program: about 16 numbers of `block` a thread."""
     return min(max(block // 512, 1), 16)

@@ -1,8 +1,8 @@
-"""Products by packed weights in Triton's language, which `triton_ops` launches.
+"""Products with packed weights in Triton's language, which `triton_ops` launches.
 
-Weights are read as the kernels for the CPU pack them (`kernels/src/layout.h`). Values are
-multiplied as they are, which every precision holds, and a group's sum by its scale: nothing is
-rounded but sums, in float32, and those in one order for any number of tokens.
+Weights are read as the CPU's kernels pack them (`kernels/src/layout.h`). A group's integers are
+multiplied as they are, since every precision holds them, and its sum is multiplied by its scale.
+Only sums are rounded, in float32, and in one order for any number of tokens.
 """
 
 import triton
@@ -16,17 +16,17 @@ PANEL = tl.constexpr(32)  # outputs that are packed together
 def group_of(
     words, halves, panels, lanes, is_in, group, bits: tl.constexpr, block_outputs: tl.constexpr
 ):
-    """A group's values [GROUP, block_outputs], integers, and their scales [block_outputs].
+    """Returns a group's integers [GROUP, block_outputs], and their scales [block_outputs].
 
-    `words` are blocks, in 32 bits each, `halves` the same memory as float16; `panels` has the first
-    block of each output's panel, and `lanes` the output's place there.
+    `words` are the packed blocks as int32, `halves` the same memory as float16. `panels` has the
+    first block of each output's panel, and `lanes` the output's place in the panel.
     """
     quad = tl.arange(0, bits)
     field = tl.arange(0, 32 // bits)
     begin = (panels + group) * (PANEL * bits + PANEL // 2)  # a scale is half a word
     places = begin[None, :] + quad[:, None] * PANEL + lanes[None, :]
     found = tl.load(words + places, is_in[None, :], 0)
-    # Bytes are neighbours; of a byte in two halves, the high one is four inputs further.
+    # Neighbouring inputs are in neighbouring bytes; an int4 byte's high half is four inputs later.
     shifts = field % 4 * 8 + field // 4 * 4
     fields = (found[:, None, :] >> shifts[None, :, None]) & ((1 << bits) - 1)
     values = tl.reshape(fields, [GROUP, block_outputs]) - (1 << (bits - 1))
@@ -40,20 +40,20 @@ def multiply(
     words,  # see `group_of`
     halves,
     bias,  # [outputs] or None
-    out,  # [parts, n, width]: who reads them adds the parts in their order
+    out,  # [parts, n, width]; readers add the parts in their order
     num_tokens,
     inputs: tl.constexpr,
     outputs: tl.constexpr,
-    first_lane: tl.constexpr,  # where the first output is in its panel
+    first_lane: tl.constexpr,  # place of the first output in its panel
     bits: tl.constexpr,
     width: tl.constexpr,
-    column: tl.constexpr,  # where the first output is in `out`
+    column: tl.constexpr,  # place of the first output in `out`
     part_groups: tl.constexpr,
     block_tokens: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
-    """A program for each block of tokens and of outputs, and part of the inputs. Neighbours have
-    the same weights, which the second finds in the card's cache."""
+    """Has a program for each block of tokens, block of outputs and part of the inputs. Neighbouring
+    programs read the same weights, and the second finds them in the card's cache."""
     token = tl.program_id(0) * block_tokens + tl.arange(0, block_tokens)
     output = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
     part = tl.program_id(2)
@@ -90,7 +90,7 @@ def widen(
     part_groups: tl.constexpr,
     block_outputs: tl.constexpr,
 ):
-    """A program for each block of rows and part of the inputs: the numbers that are packed."""
+    """Unpacks numbers, with a program for each block of rows and part of the inputs."""
     at = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     part = tl.program_id(1)
     num_groups: tl.constexpr = inputs // GROUP
