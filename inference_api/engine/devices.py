@@ -30,8 +30,8 @@ def make_runner(
     packed: PackedFolder | None = None,
     place: "Place | None" = None,
 ) -> LocalRunner:
-    """`kernels_of` is for the CPU: see `KernelRunner`. `packed` is for an expert of a bundle, and
-    so is `place` on CUDA: see `SlotRunner`. Raises StartupError."""
+    """Returns a runner on the options' device. `kernels_of` is for the CPU: see `KernelRunner`. An
+    expert of a bundle has `packed` and, on CUDA, `place`: see `SlotRunner`. Raises StartupError."""
     if _is_on_cuda(options.device):
         from inference_api.engine.cuda.runner import CudaRunner
         from inference_api.engine.cuda.slot_runner import SlotRunner

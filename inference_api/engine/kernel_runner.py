@@ -57,8 +57,8 @@ class KernelRunner(LocalRunner):
         packed: PackedFolder | None = None,
     ) -> None:
         """`kernels_of(n)` returns kernels with n threads, which runners of one thread may share.
-        `packed`: the folder of packed weights. Raises StartupError if the model is not supported,
-        or there are no kernels."""
+        `packed` is the folder of packed weights, for an expert of a bundle. Raises StartupError if
+        the model is not supported, or there are no kernels."""
         self._packed, self._has_packed_file = packed, packed is not None
         super().__init__(model_dir, replace(options, device="cpu"))
         if faults := cpu_faults(self._config, self._options):
@@ -83,7 +83,7 @@ class KernelRunner(LocalRunner):
 
     @property
     def settled_bytes(self) -> int:
-        """See `LocalRunner`: weights, and pages if their number was requested."""
+        """See `LocalRunner`. Counts pages only if KV_CACHE_MEMORY is set."""
         footprint = self.footprint
         is_asked = self._options.kv_cache_bytes is not None
         return footprint.total_bytes if is_asked else footprint.weights_bytes
@@ -94,8 +94,8 @@ class KernelRunner(LocalRunner):
             self.share_pages(self._pages_that_fit(sum(each.settled_bytes for each in others)))
 
     def _pages_that_fit(self, others_bytes: int = 0) -> int | None:
-        """Returns how many pages fit into KV_CACHE_MEMORY; None if free memory is not known. Raises
-        StartupError if they are too few to serve with."""
+        """Returns how many pages fit into KV_CACHE_MEMORY or, if it is not set, into half of the
+        free memory; None if that is not known. Raises StartupError if a set one is too small."""
         needed = self._footprint_of(self._config)
         budget_bytes = self._options.kv_cache_bytes
         if budget_bytes is None:
@@ -110,8 +110,8 @@ class KernelRunner(LocalRunner):
         return needed.pages_within(int(budget_bytes * self.cache_share))
 
     def share_pages(self, count: int | None) -> None:
-        """Set the number of pages before `load`, bounded by what all rows need; None sets that
-        bound. Processes that share a model must have equally many."""
+        """Set the number of pages before `load`, at most what all rows need; None sets that bound.
+        Processes that share a model must have the same number."""
         self._most_pages = count
         for name in ("footprint", "layout", "facts"):
             vars(self).pop(name, None)
@@ -125,8 +125,7 @@ class KernelRunner(LocalRunner):
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """Returns a hash of all that decides what is in a page, besides the tokens before its
-        end."""
+        """Returns a hash of everything that decides a page's contents, except its row's tokens."""
         states = [(file.name, file.stat()) for file in self.files]
         files = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
         whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
@@ -219,7 +218,7 @@ class KernelRunner(LocalRunner):
             self.decoder.keep_guesses(row.row, num_kept)
 
     def layers(self, rows: Sequence[RowStep], before: Floats, is_prompt: bool) -> Floats:
-        """See `LocalRunner`: whatever is a prompt, tokens are computed alike."""
+        """See `LocalRunner`. `is_prompt` makes no difference here."""
         assert isinstance(self.decoder, KernelDecoder)
         return self.decoder.layers(rows, before)
 

@@ -1,5 +1,5 @@
-"""The common base of the kernels' runner and torch's: it reads a model's configuration and headers,
-and does what surrounds a decoder's step."""
+"""`LocalRunner`, the base of the kernels' runner and torch's. It reads a model's configuration and
+headers, and does everything about a step except the decoder's work."""
 
 import logging
 from abc import abstractmethod
@@ -67,14 +67,14 @@ class LocalRunner(ModelRunner):
     is_batch_invariant: bool
     chunk_tokens: int
     bits: Bits | None = None
-    """The form in which weights are packed; None with torch if they are not."""
+    """The form of packed weights; None if torch uses weights that are not packed."""
     _by_torch: bool = False
     _has_packed_file: bool = False
     _most_pages: int | None = None  # None: as many as all rows need
     medusa: DraftHeads | None = None
     mtp: DraftLayer | None = None
     _cache: RowCache
-    cache_share = 1.0  # its part of KV_CACHE_MEMORY; the rest is its draft model's, or the model's
+    cache_share = 1.0  # its part of KV_CACHE_MEMORY, which a model and its draft model share
 
     def __init__(self, model_dir: Path, asked: EngineOptions) -> None:
         """`asked.device` is not auto. Raises StartupError if the model is not supported, or does
@@ -101,7 +101,7 @@ class LocalRunner(ModelRunner):
         self.has_mtp = config.has_mtp
 
     def _context(self, config: ModelConfig, asked: int | None) -> int:
-        """Returns the most tokens of a row, if MAX_SEQ_LEN is `asked`."""
+        """Returns the most tokens of a row. `asked` is MAX_SEQ_LEN; None if it is not set."""
         return config.context(asked)
 
     @cached_property
@@ -121,12 +121,12 @@ class LocalRunner(ModelRunner):
 
     @property
     def all_files(self) -> Sequence[Path]:
-        """Returns the files of all weights besides Medusa heads."""
+        """Returns the files of all weights except Medusa heads."""
         return self.files
 
     @property
     def shared_weights(self) -> Mapping[Hashable, int]:
-        """Returns the bytes of each file of weights that runners of the same files share."""
+        """Returns by key the bytes of each packed file. Runners of the same weights share it."""
         return {}
 
     def _facts(self, device: str, threads: int, kernels: str, cache_dtype: str) -> RunnerFacts:
@@ -147,7 +147,7 @@ class LocalRunner(ModelRunner):
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other of the runners that options count has memory of its device."""
+        """Whether no other runner, among those that options count, uses memory of its device."""
         return self._by_torch or self._options.num_runners == 1
 
     @property
@@ -161,25 +161,25 @@ class LocalRunner(ModelRunner):
         options = self._options
         whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
         cache = (self.max_rows, options.max_seq_len, options.kv_cache_dtype)
-        by = (self._by_torch, self._by_torch and options.num_guesses)  # its steps have room for
+        by = (self._by_torch, self._by_torch and options.num_guesses)  # they decide steps' sizes
         what = (whole, options.dtype, self.bits, cache, LAYOUT_VERSION, by)
         return int.from_bytes(sha256(repr(what).encode()).digest()[:8], "big", signed=True)
 
     def share_pages(self, count: int | None) -> None:
-        """Set the number of pages before `load`, where it is not fixed."""
+        """Set the number of pages before `load`, if it is not fixed."""
 
     @abstractmethod
     def layers(self, rows: Sequence[RowStep], before: Floats, is_prompt: bool) -> Floats:
-        """Returns the residual after these layers, [tokens, hidden size], before the next call.
-        `before`: the residual before them. A prompt is of one row, and computed at once."""
+        """Returns the residual after these layers, [tokens, hidden size], valid until the next
+        call. `before` is the residual before them. A prompt is one row and runs in one step."""
 
     @property
     def settled_bytes(self) -> int:
-        """Returns the memory that the model takes however much is free."""
+        """Returns the memory that the model takes in any case, however much is free."""
         return self.footprint.total_bytes
 
     def leave_room_for(self, others: Sequence["LocalRunner"]) -> None:
-        """Limit the pages to the device's memory that other runners leave. Call it before
+        """Limit the pages to the memory that `others` leave on the device. Call it before
         `load`."""
 
     @property
@@ -230,7 +230,7 @@ class LocalRunner(ModelRunner):
             vars(self).pop(name, None)
 
     def warm_up(self) -> None:
-        """Run one prompt, then a step of all rows: fewer need nothing more. Overwrites pages."""
+        """Run one prompt, then a step of all rows; this covers smaller ones. Overwrites pages."""
         self._warm_up_prompt()
         self._warm_up_rows([self.max_rows])
 
@@ -253,7 +253,7 @@ class LocalRunner(ModelRunner):
             assert 0 <= each.start <= self.max_seq_len - len(ids)
             assert min(ids) >= 0
             assert max(ids) < self.vocab_size
-            # Pages of earlier tokens, and of groups before the last, were placed before it.
+            # Pages of earlier tokens and of other groups are always placed before this one.
             assert self.has_page(each.row, -1, (each.start + len(ids) - 1) // PAGE_TOKENS)
             draws += each.draws
             positions += each.positions[each.num_undrawn :]
@@ -272,7 +272,7 @@ class LocalRunner(ModelRunner):
     def _forward(
         self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
     ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
-        """Returns a token for each of `draws`, at `positions`, and the hidden states of `rows`."""
+        """Returns a token for each of `draws`, after `positions`, and the rows' hidden states."""
 
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
         moved = [token for place, token in enumerate(accepted) if token != place]
@@ -299,7 +299,7 @@ class LocalRunner(ModelRunner):
 
 
 def _log_losses(name: str, config: ModelConfig, settled: EngineOptions, tensors: Tensors) -> None:
-    """Log what QUANTIZATION costs this model's quality."""
+    """Warn if QUANTIZATION makes this model's answers worse."""
     count = num_rounded(config, tensors) if settled.quantization == "int4" else 0
     if count:
         logger.warning(

@@ -1,4 +1,4 @@
-"""The tree of guesses that Medusa heads make together, with kernels or torch."""
+"""The tree of guesses that Medusa heads make together, on the kernels or torch."""
 
 from collections.abc import Sequence
 from heapq import nlargest
@@ -13,8 +13,8 @@ RANK_DECAY = 0.4  # assumed likelihood of a guess, relative to the guess ranked 
 
 
 def tree_paths(file: MedusaFile, config: ModelConfig) -> Sequence[TreePath]:
-    """Returns the tree of the heads' files, or a default one, without ranks that the vocabulary of
-    guesses lacks."""
+    """Returns the paths of the heads' files, or default ones, without paths that have ranks beyond
+    the vocabulary of guesses."""
     vocab_size = len(file.outputs[0]) if file.outputs else config.vocab_size
     num_tokens = vocab_size if file.token_ids is None else len(file.token_ids)
     return _within(file.paths, num_tokens) or _within(default_paths(len(file.weights)), num_tokens)
@@ -26,7 +26,7 @@ def _within(paths: Sequence[TreePath], num_ranks: int) -> Sequence[TreePath]:
 
 
 def default_paths(num_heads: int) -> list[TreePath]:
-    """Returns the likeliest paths, with RANK_DECAY as the assumed likelihood of lower ranks."""
+    """Returns the likeliest paths, if each rank is RANK_DECAY times as likely as the one before."""
 
     def likelihood(path: TreePath) -> float:
         return prod([0.6 * RANK_DECAY**rank for rank in path])

@@ -22,13 +22,13 @@ NOWHERE = -1
 
 
 class PagedCache:
-    """Pages, and tables of the pages of each row.
+    """The pages, and for each row and group a table of its pages.
 
     A page `pages[p]` holds PAGE_TOKENS positions of a group of layers. Row r has position i in page
     `tables[group, r, i // PAGE_TOKENS]`. Memory is taken only when it is written. An int8 cache
-    stores a scale after each key and value; an int4 cache is bytes, of groups that each begin with
-    their scale. `states[r]` is the state of row r's recurrent layers, layer after layer: see
-    `PageLayout.states_of`.
+    stores a scale after each key and value; an int4 cache consists of groups of bytes, each of
+    which begins with its scale. `states[r]` is the state of row r's recurrent layers, layer after
+    layer: see `PageLayout.states_of`.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class PagedCache:
         element = "uint8" if dtype == "int4" else dtype
         self.pages = np.frombuffer(self._memory, element).reshape(all_pages, -1)
         self.by_group = [self._as_held_by(group, config) for group in groups]
-        """All pages, viewed as a group's pages: [pages, layers, kv_heads, keys and values, or
-        latents, PAGE_TOKENS, slot]."""
+        """For each group, all pages in its shape: [pages, layers, kv_heads, kinds (keys and values,
+        or latents), PAGE_TOKENS, slot]."""
         states = np.frombuffer(self._memory, FLOAT32)[count * page_bytes // FLOAT32.itemsize :]
         self.states: Floats = states.reshape(max_rows, -1)
         self._num_shared = count
         log_floats = num_guesses * config.log_floats
         log = anonymous(max(max_rows * log_floats * FLOAT32.itemsize, 1))
         self.log: Floats = np.frombuffer(log, FLOAT32, max_rows * log_floats).reshape(max_rows, -1)
-        """Logs of recurrent layers about each row's guesses: see `HearthRecurrentRows`."""
+        """For each row, logs of recurrent layers about guesses: see `HearthRecurrentRows`."""
         self.kept = np.zeros(max_rows, np.int64)
         """For each row, the position of the first guess in the next step."""
         self.tables = np.full((len(groups), max_rows, num_pages(max_seq_len)), NOWHERE, np.int32)
@@ -69,7 +69,7 @@ class PagedCache:
             for number, group in enumerate(groups)
             for at, layer in enumerate(group.layers)
         }
-        """The group of each layer, and which of a page's layers it is."""
+        """For each layer, its group and its place among the group's layers."""
         for layer, shape in enumerate(config.layer_shapes):
             if shape.kv_source is not None:
                 self.places[layer] = self.places[shape.kv_source]
@@ -98,9 +98,9 @@ class PagedCache:
         return memoryview(self.pages[page]).cast("B")
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """See `RowMemory`. A page of the system is freed only when all our pages in it are.
+        """See `RowMemory`. A page of the system is freed only if all cache pages in it are free.
 
-        Linux would soon join the remaining pages and the freed memory between them to huge pages,
+        Linux would soon join the remaining pages and the freed memory between them into huge pages,
         so it is advised not to.
         """
         if 0 < len(pages) < self._num_shared:
@@ -122,7 +122,7 @@ class PagedCache:
 
 
 def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the pages as ranges of numbers that follow each other."""
+    """Returns the pages as ranges of consecutive numbers."""
     runs: list[tuple[int, int]] = []
     for page in sorted(pages):
         begin = runs.pop()[0] if runs and runs[-1][1] == page else page

@@ -45,8 +45,8 @@ class RopeTurns:
         self.layers: Sequence[LayerTurns | None] = [
             self._tables[kind].turns if kind in self._tables else None for kind in kinds
         ]
-        """For each layer, for every position. Layers with the same rope share arrays; None for a
-        layer without rope."""
+        """The turns of each layer at every position; None for a layer without rope. Layers with the
+        same rope share arrays."""
 
     def reach(self, num_positions: int) -> None:
         """Compute the turns of the first `num_positions` positions, unless they are there."""
@@ -74,7 +74,7 @@ class _Table:
         angles = np.outer(np.arange(begin, end), self._frequencies)
         cosines = (np.cos(angles) * self._magnitude).astype(np.float32)
         sines = (np.sin(angles) * self._magnitude).astype(np.float32)
-        # Half of every turned pair is subtracted: the table has the sign.
+        # A turn subtracts the second dimension of a pair from the first: the table has the sign.
         self.turns.cosines[begin:end] = np.hstack((cosines, cosines))
         self.turns.sines[begin:end] = np.hstack((-sines, sines))
         if self.turns.query_scales is not None:
@@ -121,7 +121,7 @@ def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Float6
 
 
 def _yarn_ramp(config: RopeConfig, rotary_dim: int) -> Float64s:
-    """Returns by what share each pair is slowed, [rotary_dim / 2]."""
+    """Returns the share by which each pair is slowed, [rotary_dim / 2]."""
 
     def pair_that_turns(times: float) -> float:
         turn_positions = config.original_max_positions / (times * 2 * math.pi)

@@ -69,8 +69,8 @@ def _logprobs(likelihoods: Floats, token_id: int, count: int) -> TokenLogprobs:
 
 
 class Changes(NamedTuple):
-    """Numbers that change logits, each of one row's token: what is added, then what positive ones
-    are divided and others multiplied by, then what is subtracted."""
+    """Changes to logits, each of one row's token. Its three `amounts`: one is added, one divides
+    the logit if it is then positive and multiplies it if not, one is subtracted."""
 
     rows: NDArray[np.int64]
     tokens: NDArray[np.int64]
@@ -108,7 +108,7 @@ def changes_of(draws: Sequence[Draw]) -> Changes | None:
 
 
 def apply_penalties(logits: Floats, draws: Sequence[Draw]) -> None:
-    """Change `logits` in place, for the draws that ask for it."""
+    """Apply the draws' biases and penalties to `logits`, in place."""
     if (changes := changes_of(draws)) is not None:
         rows, tokens, (more, factors, less) = changes
         biased = logits[rows, tokens] + more

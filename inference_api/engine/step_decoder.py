@@ -1,4 +1,4 @@
-"""What `KernelRunner` decodes with: this process's layers, or several ranks'."""
+"""`StepDecoder`: runs the steps of `KernelRunner`, with this process's layers or several ranks'."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -18,4 +18,4 @@ class StepDecoder(Protocol):
     """Decode thread only. Does not check that tokens, rows and slots are in range."""
 
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
-        """Compute a step, writing the keys and values of all its tokens: see `ModelRunner.step`."""
+        """Run a step, and write the keys and values of all its tokens: see `ModelRunner.step`."""

@@ -1,14 +1,14 @@
 """Compiles `src/` into one shared library, once for each state of sources, flags and compiler.
 
-Each variant (one instruction set) is two translation units with flags of their own, of which some
-variants share the second; which variant runs is decided when the library is used. A library
-compiled here has the best variant that this processor can run; for tests, all that it can, those
-that no server here would use in a quarter of the time. A shipped one, in a wheel or an image, has
-all of its kind of processor, its "machine".
+Each variant (one instruction set) has two translation units with flags of their own; some variants
+share the second. The variant that runs is chosen when the library is used. A library compiled here
+has the best variant that this processor can run; for tests, all that it can run, and those that no
+server here would use are compiled in a quarter of the time. A shipped library, in a wheel or an
+image, has all variants for a kind of processor (its "machine").
 `python -m inference_api.kernels.build` compiles the best variant; with `--variants` all that this
-processor can run; with `--beside` all of its kind, beside the sources, where an image keeps them;
-with `--release FOLDER` all of every kind, as wheels ship them.
-Loads no packages in a clone, so that `make serve` compiles while it installs them.
+processor can run; with `--beside` all for its machine, beside the sources, where an image keeps
+them; with `--release FOLDER` all for every machine, as wheels ship them.
+Imports no packages in a clone, so that `make serve` compiles while it installs them.
 """
 
 import argparse
@@ -31,10 +31,10 @@ from inference_api.shipped_files import CACHE
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parent / "src"
-MADE = CACHE / "kernels"  # libraries that were compiled here
+MADE = CACHE / "kernels"  # libraries compiled here
 SHIPPED = SOURCES.parent / "built"
 COMPILERS = ("g++", "clang++", "c++")
-OLDEST_GLIBC = "2.17"  # zig links for it, as manylinux2014 asks
+OLDEST_GLIBC = "2.17"  # the version that zig links for, as manylinux2014 requires
 TIMEOUT_S = 900  # zig first compiles its own standard library
 MAX_BUILDS = 4  # builds to keep, for checkouts and compilers that take turns
 
@@ -44,16 +44,16 @@ FLAGS = (
     "-fPIC",
     "-pthread",
     "-fvisibility=hidden",
-    "-ffp-contract=off",  # a product and a sum are fused where the source says so, nowhere else
+    "-ffp-contract=off",  # products and sums are fused only where the source says so
 )
 QUICKLY = ("-Og", "-ftree-sra", "-finline-functions-called-once")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 AVX512BF16 = (*AVX512, "-mavx512bf16")
-VARIANT = "variant_"  # what the names of their units begin with
-FORMS = "_forms"  # what the name of the second ends with: products of forms that only files have
-FORMS_OF = {"avx512bf16": "avx512vnni", "amx": "avx512vnni"}  # which have another's second unit
-USES = {"amx": "avx512bf16"}  # variants that leave some other products to another one
+VARIANT = "variant_"  # prefix of the names of variants' units
+FORMS = "_forms"  # suffix of the second unit, with products of forms that only files have
+FORMS_OF = {"avx512bf16": "avx512vnni", "amx": "avx512vnni"}  # they use another's second unit
+USES = {"amx": "avx512bf16"}  # variants that leave some products to another one
 
 
 def _variants(flags: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -66,7 +66,7 @@ def _variants(flags: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
 UNITS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("codes", "draw", "experts", "guess", "interface", "layer_inputs", "pool"), ()),
     **dict.fromkeys(("recurrent", "step", "streams", "workers"), ()),
-    "unpack": ("-O2",),  # is called for single rows, of many forms
+    "unpack": ("-O2",),  # is called for single rows, in many forms
     **_variants({"portable": ()}),
 }
 X86_UNITS = _variants(
@@ -79,7 +79,7 @@ X86_UNITS = _variants(
     }
 )
 ARM = "-march=armv8.2-a"
-ZIG_ARM = "-mcpu=generic+v8_2a"  # ARM by zig's names
+ZIG_ARM = "-mcpu=generic+v8_2a"  # what zig calls ARM
 ARM_UNITS = _variants(
     {"neon": (), "dotprod": (f"{ARM}+dotprod",), "i8mm": (f"{ARM}+dotprod+i8mm",)}
 )
@@ -97,10 +97,10 @@ class BuildFailed(Exception):
 
 
 def library_path() -> Path:
-    """The library to load: compiled here for this processor, else shipped, else compiled now.
-    Raises BuildFailed.
+    """Returns the library to load: one compiled here for this processor, else a shipped one, else
+    one that is compiled now. Raises BuildFailed.
 
-    Whatever was made of the same sources will do, whichever compiler made it.
+    Any library of the same sources will do, whichever compiler made it.
     """
     stems = [library_stem(each) for each in _builds()]
     made = [library for stem in stems for library in MADE.glob(f"{stem}-*.so")]
@@ -109,8 +109,8 @@ def library_path() -> Path:
 
 
 def compiled(wanted: Mapping[str, Sequence[str]] | None = None) -> Path:
-    """The library for this processor from the compiler at hand, compiled unless it is there: of the
-    units `wanted`, or else whatever serves, with its best variant. Raises BuildFailed.
+    """Returns a library of the compiler at hand for this processor, compiled now if there is none.
+    Has the units `wanted`; None accepts any, or compiles the best variant. Raises BuildFailed.
 
     Processes that build at the same time do not disturb each other: each writes elsewhere and moves
     the finished file to its place.
@@ -125,18 +125,18 @@ def compiled(wanted: Mapping[str, Sequence[str]] | None = None) -> Path:
         _build(compiler, targets[target], target)
         for old in sorted(MADE.glob("hearth_kernels-*.so"), key=_made_ns)[:-MAX_BUILDS]:
             old.unlink(missing_ok=True)  # a process that has it loaded keeps it
-    target.touch()  # the newest one is loaded
+    target.touch()  # the newest library is loaded
     return target
 
 
 def _builds() -> list[dict[str, Sequence[str]]]:
-    """Returns the units of all builds for this processor, that with the best variant alone last."""
+    """Returns the units of each build for this processor; the last has the best variant alone."""
     return [units_here(), units_of_tests(), units(variants_unused())]
 
 
 def release(folder: Path) -> list[Path]:
-    """Compile a library for each kind of processor into `folder`, for wheels, and leave the object
-    files in a folder for each kind. Raises BuildFailed."""
+    """Compile a library for each machine into `folder`, for wheels, and leave the object files in a
+    folder for each machine. Raises BuildFailed."""
     libraries = []
     for machine, every in MACHINES.items():
         objects = folder / machine
@@ -148,9 +148,9 @@ def release(folder: Path) -> list[Path]:
 
 
 def units(left_out: Sequence[str] = ()) -> dict[str, Sequence[str]]:
-    """The translation units for this kind of processor, and the flags that each adds to the common
-    ones. Variants `left_out` have none that no other one uses, and the interface does not offer
-    them."""
+    """Returns the translation units for this machine, and the flags that each adds to FLAGS.
+    Without variants `left_out`: the interface does not offer them, and their units are missing
+    unless another variant uses them."""
     every = MACHINES.get(MACHINE, UNITS)
     variants = [name for name in map(variant_of, every) if name and name not in left_out]
     used = {f"{VARIANT}{FORMS_OF.get(name, name)}{FORMS}" for name in variants}
@@ -165,8 +165,8 @@ def units_here() -> dict[str, Sequence[str]]:
 
 
 def units_of_tests() -> dict[str, Sequence[str]]:
-    """Returns the same, but those that no server here would use are optimised less: `make
-    test-kernels` runs them as they are shipped."""
+    """Returns the units of `units_here`, but variants that no server here would use are optimised
+    less: `make test-kernels` runs them as they are shipped."""
     used = units(variants_unused())
     return {
         unit: flags if unit in used else [*flags, *QUICKLY] for unit, flags in units_here().items()
@@ -174,7 +174,7 @@ def units_of_tests() -> dict[str, Sequence[str]]:
 
 
 def variant_of(unit: str) -> str | None:
-    """Returns the variant that a unit belongs to, or None for what all variants share."""
+    """Returns the variant that a unit belongs to; None if all variants share it."""
     if not unit.startswith(VARIANT):
         return None
     return unit.removeprefix(VARIANT).removesuffix(FORMS)
@@ -192,26 +192,26 @@ def variants_left_out() -> list[str]:
 
 
 def variants_unused() -> list[str]:
-    """Returns all variants but the best that this processor can run, as far as Linux tells, and
-    the one that the best uses."""
+    """Returns the variants that no server here would use: all except the best that this processor
+    can run, as far as Linux tells, and one that the best uses."""
     left_out = variants_left_out()
     best = [name for name in _every() if name not in left_out][-1]
     return [name for name in _every() if name not in (best, USES.get(best))]
 
 
 def _every() -> dict[str, Sequence[str]]:
-    """Returns the variants for this kind of processor, best last, and the flags of each."""
+    """Returns the variants for this machine, best last, and the flags of each."""
     every = {variant_of(unit): flags for unit, flags in units().items()}
     return {name: flags for name, flags in every.items() if name is not None}
 
 
 def multiplies_tiles() -> bool:
-    """Whether this processor does, as far as Linux tells."""
+    """Returns whether this processor multiplies whole tiles, as far as Linux tells."""
     return any(unit in TILES for unit in units_here())
 
 
 def _instructions(flags: Sequence[str]) -> set[str]:
-    """What Linux calls the instructions that flags of a compiler allow."""
+    """Returns Linux's names of the instructions that a compiler's flags allow."""
     allowed = " ".join(flags).replace(f"{ARM}+", "").replace("-m", " ").replace("-", "")
     return set(allowed.replace("dotprod", "asimddp").replace("+", " ").split())
 
@@ -219,7 +219,7 @@ def _instructions(flags: Sequence[str]) -> set[str]:
 def compile_units(
     compiler: Sequence[str], units: Mapping[str, Sequence[str]], flags: Sequence[str], folder: Path
 ) -> list[Path]:
-    """Compile all `units`, into object files in `folder`. Raises BuildFailed."""
+    """Compile all `units`. Returns the object files, in `folder`. Raises BuildFailed."""
     arm = ZIG_ARM if "ziglang" in compiler else ARM
     longest_first = sorted(units, key=lambda unit: variant_of(unit) is None)
     commands = {
@@ -240,14 +240,14 @@ def link(
     target: Path,
     shared: bool = True,
 ) -> None:
-    """Raises BuildFailed."""
+    """Link `objects` into `target`. Raises BuildFailed."""
     kind = ["-shared"] if shared else []
     _run([[*compiler, *flags, *kind, *map(str, objects), "-o", str(target)]])
 
 
 def library_stem(units: Mapping[str, Sequence[str]], machine: str = MACHINE) -> str:
-    """The beginning of a library's name: changes with everything that it is made from, but for the
-    compiler."""
+    """Returns the beginning of a library's name, which changes with everything that the library is
+    made from except the compiler."""
     digest = hashlib.sha256()
     digest.update(repr((FLAGS, sorted(units.items()))).encode())
     for source in sorted(SOURCES.iterdir()):
@@ -256,7 +256,7 @@ def library_stem(units: Mapping[str, Sequence[str]], machine: str = MACHINE) -> 
 
 
 def find_compiler() -> list[str]:
-    """The command of a C++ compiler: one that is installed, else zig. Raises BuildFailed."""
+    """Returns the command of a C++ compiler: an installed one, else zig. Raises BuildFailed."""
     for name in COMPILERS:
         path = shutil.which(name)
         if path is not None:
@@ -270,8 +270,8 @@ def find_compiler() -> list[str]:
 
 
 def zig(machine: str, library: str = f"gnu.{OLDEST_GLIBC}") -> list[str]:
-    """The command of the compiler in the package ziglang, for every processor of a kind and with
-    this C library."""
+    """Returns the command of the compiler in the package ziglang, for every processor of a machine
+    and this C library."""
     return [sys.executable, "-m", "ziglang", "c++", "-target", f"{machine}-linux-{library}"]
 
 
@@ -289,7 +289,7 @@ def _build(compiler: Sequence[str], units: Mapping[str, Sequence[str]], target: 
 
 
 def _version(compiler: Sequence[str]) -> str:
-    """Changes with the compiler's release."""
+    """Returns a text that changes with the compiler's release."""
     told = subprocess.run([*compiler, "--version"], capture_output=True, timeout=TIMEOUT_S)
     return hashlib.sha256(told.stdout).hexdigest()[:8]
 
@@ -299,7 +299,7 @@ def _made_ns(built: Path) -> int:
 
 
 def _run(commands: Sequence[list[str]]) -> None:
-    """Run all commands, in their order, one on each core. Raises BuildFailed."""
+    """Run all commands, starting them in order, one on each core. Raises BuildFailed."""
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         failures = [failure for failure in threads.map(_failure, commands) if failure]
     if failures:
@@ -307,7 +307,7 @@ def _run(commands: Sequence[list[str]]) -> None:
 
 
 def _failure(command: list[str]) -> str:
-    """Run `command`; why it failed, or nothing."""
+    """Run `command`. Returns why it failed; empty if it did not."""
     try:
         done = subprocess.run(
             command,

@@ -28,12 +28,12 @@ from inference_api.kernels.packing import (
 )
 
 CACHE_TYPES = {name: number for number, name in enumerate(CACHE_DTYPES)}
-PORTABLE = "portable"  # the variant without instructions of its own
+PORTABLE = "portable"  # the variant that every processor can run
 SOURCE_TYPES = {"float32": 0, "float16": 1, "uint16": 2}  # uint16: the bits of bfloat16
 
 
-# Temperature (0: the likeliest), top_k (0: all), top_p, min_p; seed and position, which give the
-# number that decides, both below 2**64.
+# Temperature (0: the likeliest), top_k (0: all), top_p, min_p; seed and position, both below 2**64,
+# which give the random number.
 HowToDraw = tuple[float, int, float, float, int, int]
 
 
@@ -181,8 +181,8 @@ class Kernels:
         return out
 
     def draw(self, logits: Floats, draws: Sequence[HowToDraw]) -> list[int]:
-        """Returns a token for each row of `logits` [rows, vocab]; vocab >= 1. Agrees with
-        `engine/sampler.py`."""
+        """Returns a token for each row of `logits` [rows, vocab]; vocab >= 1. `engine/sampler.py`
+        has the order of operations."""
         rows, vocab = logits.shape
         assert len(draws) == rows
         ids = ffi.new("int64_t[]", rows)
@@ -198,7 +198,7 @@ class Kernels:
         `src/interface.h`.
 
         `model` is a `HearthModel *`. Writes keys, values, and the results in `states`. Sizes are
-        not checked: they must be as `model` says.
+        not checked: they must match `model`.
         """
         assert len(tokens.outputs) == (0 if states.logits is None else len(states.logits))
         positions = _numbers(tokens.positions)
@@ -234,7 +234,7 @@ class Kernels:
         logits_divisor: float,
         logits_softcap: float,
     ) -> HeadsDescription:
-        """Describes heads for `guess`: `HearthHeads` in `src/interface.h`. Layers have biases."""
+        """Returns heads for `guess`: see `HearthHeads` in `src/interface.h`. Layers have biases."""
         layers = [first, *later, *((output, None) for output in outputs)]
         linears = [
             (data(weight.blocks), _optional(bias), weight.outputs, weight.inputs, weight.bits)
@@ -285,7 +285,7 @@ def _variants(library: Any) -> dict[str, int]:
 
 @cache
 def _library() -> Any:
-    """Loaded once. Raises StartupError."""
+    """Loads the library, once. Raises StartupError."""
     try:
         library = ffi.dlopen(str(library_path()))
         # Linux may have listed a variant that this process may not use.

@@ -17,7 +17,7 @@ FACTOR_OUTPUTS = 8  # outputs that share a factor in NVFP4
 
 
 class FileForm(NamedTuple):
-    """A GGUF type used only as it is in the file: its form, and its blocks' inputs and bytes."""
+    """A GGUF type that is used only as it is in the file. A block has `inputs` and `num_bytes`."""
 
     bits: Bits
     inputs: int
@@ -69,7 +69,7 @@ def cache_dtype(kv_cache_dtype: str, bits: Bits, has_latents: bool) -> str:
 
 def cached_bytes(dtype: str, head_dim: int) -> int:
     """Returns the bytes of a cached key or value, with its scales. An int4 one has a scale for
-    each group; the last group may be filled up."""
+    each group; the last group may be padded."""
     if dtype == "int4":
         return -(-head_dim // GROUP) * (GROUP // 2 + SCALE_BYTES)
     scale_bytes = CACHE_SCALE_BYTES if dtype == "int8" else 0

@@ -1,6 +1,6 @@
 """Drafting on the CPU by an assistant: narrow layers that read the model's own keys and values.
 
-Gemma 4's have a checkpoint of their own (`gemma4_assistant` in transformers). An assistant's input
+Gemma 4's assistants have checkpoints of their own (`gemma4_assistant` in transformers). The input
 is a projection of the embedding of a row's last token, and of the model's final hidden state before
 it. For a further guess, the guess and a projection of the assistant's own result take their places.
 All guesses are made at the position of the row's last token, which has no keys and values yet.
@@ -26,8 +26,8 @@ from inference_api.runner import Guess, Hidden, RowStep, RowToken
 
 
 def read_assistant(folder: Path, model: ModelConfig) -> tuple[ModelConfig, Sequence[Path]]:
-    """Reads configuration and headers. Returns the files, too. Raises StartupError if it cannot
-    draft for this model."""
+    """Returns the configuration and files of an assistant. Raises StartupError if it cannot draft
+    for this model."""
     config, files = assistant_config(folder, model), weight_files(folder)
     if faults := shape_faults(read_headers(files, config.tensor_names), config):
         raise StartupError(faults)
@@ -36,8 +36,8 @@ def read_assistant(folder: Path, model: ModelConfig) -> tuple[ModelConfig, Seque
 
 @dataclass(slots=True)
 class _Known:
-    """The final hidden state before a row's token at `position`, and those after guesses from there
-    on. `tried` has the states of the row's last step until `keep` says which were accepted."""
+    """The model's final hidden `state` before a row's token at `position`, and the assistant's own
+    after each guess. `tried` has the last step's states until `keep` says which were accepted."""
 
     position: int
     state: Floats
@@ -46,7 +46,7 @@ class _Known:
 
 
 class Assistant:
-    """`DraftLayer` for a model on the CPU. It follows steps that draw; in others it forgets."""
+    """`DraftLayer` for a model on the CPU. In a step without draws it forgets a row's state."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class Assistant:
             layer: cache.places[sources[window is not None]]
             for layer, window in enumerate(config.windows)
         }
-        # The kernels want one, and read none.
+        # The kernels require an embedding, but do not read it here.
         parameters.packed[EMBEDDING] = parameters.packed[HEAD]
-        # A query of the last token reads the slots up to the one before it.
+        # Steps run one position early, so that the last token's query reads only earlier slots.
         self._decoder = KernelDecoder(config, parameters, cache, max_seq_len, places, first_turn=1)
         self._kernels, self._packed = parameters.packing.kernels, parameters.packed
         self._model = model

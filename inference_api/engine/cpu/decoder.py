@@ -36,7 +36,7 @@ LAYER_NORMS = (
     *("experts_norm", "experts_output_norm", "shared_output_norm", "input_norm", "laurel_norm"),
 )
 VECTORS = ("sinks", "output_scale", "expert_scales")
-# Fields of C structs that have the names and values of a config's.
+# Fields of C structs with the same names and values as a config's.
 OF_MODEL = (
     *("num_layers", "num_heads", "is_parallel", "is_qk_norm_whole", "is_qk_norm_last"),
     *("has_value_norm", "has_output_gates", "norm_eps", "attention_scale"),
@@ -45,7 +45,7 @@ OF_MODEL = (
 OF_MIXTURE = ("experts_per_token", "scale", "least_sum", "is_renormalised")
 OF_DELTA = ("heads", "key_heads", "is_tiled", "key_dim", "value_dim", "is_doubled")
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
-MIXERS = ("attention", "short_conv", "delta", "mamba2", "kimi_delta")  # the same, of Mixer
+MIXERS = ("attention", "short_conv", "delta", "mamba2", "kimi_delta")  # in the order of `Mixer`
 
 
 class KernelDecoder:
@@ -61,8 +61,8 @@ class KernelDecoder:
         places: Mapping[int, tuple[int, int]] | None = None,
         first_turn: int = 0,
     ) -> None:
-        """`places` has the places of these layers in the cache, by default those of the first ones.
-        Positions are turned like those `first_turn` behind."""
+        """`places` has the layers' places in the cache, by default `cache.places`. Rope turns each
+        position as if it were higher by `first_turn`."""
         self._config = config
         self._places = cache.places if places is None else places
         self._first_turn = first_turn
@@ -102,8 +102,8 @@ class KernelDecoder:
         return after
 
     def pass_through(self, before: Floats, after: Floats) -> None:
-        """Compute layers that look at no other tokens, from the residual before them [tokens,
-        hidden size] to the one `after` them."""
+        """Run layers in which no token sees another. Reads the residual `before` them [tokens,
+        hidden size], and writes the one `after` them."""
         nothing = array("q", bytes(8 * len(before)))
         tokens = StepTokens(nothing, nothing, nothing, outputs=array("q"))
         self._kernels.step(self._model, tokens, StepStates(before=before, after=after))
@@ -320,7 +320,7 @@ class KernelDecoder:
     def _altup(self, name: str) -> Fields:
         names = ("norm", "router", "predict", "correct", "scale")
         tensors = {each: self._tensors.get(f"{name}.{each}") for each in names}
-        if tensors["norm"] is not None:  # the router reads what is normalised over its size
+        if tensors["norm"] is not None:  # the router reads normalised numbers, divided by its size
             tensors["norm"] = tensors["norm"] / np.float32(self._config.hidden_size)
         return {each: self._pointer_or_null(tensor) for each, tensor in tensors.items()}
 

@@ -135,7 +135,7 @@ class MtpLayer:
         return logits
 
     def _run(self, rows: Sequence[RowStep], states: Sequence[Floats]) -> Outputs:
-        """Process states together with the tokens after them, which `rows` have."""
+        """Process `states`, each together with the token after it, which `rows` have."""
         token_ids = [token_id for each in rows for token_id in each.token_ids]
         sources = self._decoder.embedded(token_ids), np.concatenate(states)
         parts = [self._normed(*each) for each in zip(sources, self._norms, strict=True)]

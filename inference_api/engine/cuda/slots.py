@@ -124,7 +124,7 @@ class Recordings:
 
 
 class Slots:
-    """A device's slots. Loader thread only, but for `recordings`, and `allocate`, which is first."""
+    """All slots. Loader thread only, except for `recordings`, and `allocate`, which comes first."""
 
     def __init__(
         self,
