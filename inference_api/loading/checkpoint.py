@@ -111,7 +111,7 @@ def _examined(asked: Asked) -> tuple[list[str], Mapping[str, memory.Footprint]]:
     try:
         described = describe(model)
         if described.config is not None:
-            context = options.max_seq_len or described.config.own_context  # as the loader has it
+            context = options.max_seq_len or described.config.own_context  # like the loader
             options = replace(options, max_seq_len=context)
         faults, footprint = _fitted(described, options)
     except StartupError as error:
@@ -135,7 +135,7 @@ def _examined(asked: Asked) -> tuple[list[str], Mapping[str, memory.Footprint]]:
 
 
 def _examined_draft(model: Described, options: EngineOptions, source: str) -> Examined:
-    """Raises StartupError."""
+    """Returns the faults and memory of a draft model, or of an assistant. Raises StartupError."""
     assert model.config is not None
     if (assistant := examined_assistant(model, options, source, DRAFT_MODEL)) is not None:
         return assistant
@@ -154,7 +154,8 @@ def examined_assistant(
     setting: str,
     is_packed_file: bool = False,
 ) -> Examined | None:
-    """Returns None if `source`, which a setting names, has no assistant. Raises StartupError."""
+    """Returns the faults and memory of the assistant in `source`, which a setting names; None if
+    there is none. Raises StartupError."""
     assert model.config is not None
     folder = locate(source, setting, with_weights=False)
     if not drafting.is_assistant(folder):
@@ -187,7 +188,7 @@ def _fitted(described: Described, options: EngineOptions) -> Examined:
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """Read config.json with the EOS ids of all the folder's files, or the metadata of a GGUF file.
+    """Returns the config of a GGUF file, or of a folder: config.json with the EOS ids of all files.
     Raises StartupError."""
     if is_gguf(folder):
         return read_gguf(folder).config

@@ -9,7 +9,7 @@ from inference_api.loading.families.recurrence import RecurrentConfig
 
 DEFAULT_MAX_SEQ_LEN = 2048
 LATENT_NORM_EPS = 1e-6
-PAGE_TOKENS = 32  # positions in a page of the KV cache: the kernels' blocks
+PAGE_TOKENS = 32  # positions in a page of the KV cache, which the kernels process together
 KEYS_AND_VALUES = 2
 
 NormKind = Literal["rms", "layer"]
@@ -74,14 +74,14 @@ class MixtureConfig:
     dense_layers: frozenset[int]  # layers of the checkpoint that have one MLP for all tokens
     has_biases: bool = False  # the router and the experts have biases
     scoring: Scoring = "softmax"
-    has_selection_bias: bool = False  # a bias is added to scores to choose experts, only then
+    has_selection_bias: bool = False  # scores have a bias to choose experts, but not as shares
     groups: ExpertGroups | None = None
     scale: float = 1.0  # factor of all shares
-    shared_ffn_size: int = 0  # size of one more MLP that all tokens pass; 0: there is none
+    shared_ffn_size: int = 0  # size of the shared MLP, which all tokens pass; 0: there is none
     latent_size: int = 0  # size of what experts read and make; 0: the size of the residual
-    has_shared_gate: bool = False  # a sigmoid weighs that MLP
-    has_own_norms: bool = False  # router, experts and that MLP have norms, and shares factors
-    least_sum: float = 1e-20  # added to a sum that is divided by: of sigmoids it may be 0
+    has_shared_gate: bool = False  # a sigmoid weighs the shared MLP
+    has_own_norms: bool = False  # router, experts and shared MLP have norms; shares have factors
+    least_sum: float = 1e-20  # added to the sum that shares are divided by: sigmoids may sum to 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +138,14 @@ class LayerShape(NamedTuple):
     ffn_size: int
     kv_source: int | None = None  # layer whose keys and values it uses; None: its own
     has_values: bool = True  # False: the key projection's output serves as values too
-    gate_cutoff: float | None = None  # gates count above their mean and so many deviations
+    gate_cutoff: float | None = None  # deviations above their mean that gates must exceed
 
 
 class CacheShape(NamedTuple):
-    """What the kernels keep of a token in a layer: so many vectors."""
+    """The number and size of the vectors that are cached for a token in a layer."""
 
     num_heads: int
-    num_kinds: int  # keys and values, or latents, which are both
+    num_kinds: int  # 2: keys and values; 1: latents, which serve as both
     dim: int
 
 
@@ -207,8 +207,8 @@ class ModelConfig:
     has_value_norm: bool = False  # each head of values is normalised, without a weight
     has_layer_scalars: bool = False  # after each layer the residual is multiplied by a number
     layer_input_size: int = 0  # per layer, size of one more embedding that it reads; 0: none
-    layer_input_tokens: int = 0  # tokens that have a part of that; others have the first token's
-    num_streams: int = 1  # more: the residual has alternating updates, see `src/streams.h`
+    layer_input_tokens: int = 0  # tokens with a row in that; others use the first token's row
+    num_streams: int = 1  # above 1, several residuals are updated by turns: see `src/streams.h`
     laurel_rank: int = 0  # rank of a map beside attention; 0: there is none
     has_sinks: bool = False  # each head's softmax has one more score, learned, without a value
     swiglu: SwiGluConfig | None = None  # replaces the activation of gated MLPs

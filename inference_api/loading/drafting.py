@@ -33,8 +33,8 @@ def find_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
 
 
 def known_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
-    """As `find_heads`, but None if they are on a hub: they are downloaded when they are loaded, and
-    count from then on."""
+    """Like `find_heads`, but returns None for heads on a hub. They are downloaded when they are
+    loaded, and count from then on."""
     is_here = medusa_heads is None or not is_hub_id(medusa_heads) or Path(medusa_heads).is_dir()
     return find_heads(model_dir, medusa_heads) if is_here else None
 
@@ -72,12 +72,12 @@ def draft_faults(
 
 def is_assistant(folder: Path) -> bool:
     """Returns whether a folder has an assistant, which drafts with another model's keys and values,
-    not a model of its own. Raises StartupError."""
+    and not a whole model. Raises StartupError."""
     return folder.is_dir() and read_json(folder / CONFIG).get("model_type") in ASSISTANTS
 
 
 def assistant_config(folder: Path, model: ModelConfig, setting: str = "DRAFT_MODEL") -> ModelConfig:
-    """Reads the configuration of an assistant, which a setting names. Raises StartupError if it
+    """Returns the configuration of an assistant, which a setting names. Raises StartupError if it
     cannot draft for this model."""
     config = read_config(read_json(folder / CONFIG), ASSISTANTS)
     pairs = zip(config.windows, config.layer_shapes, strict=True)
@@ -101,7 +101,7 @@ def assisted(model: ModelConfig) -> ModelConfig:
 
 
 def kv_layers(model: ModelConfig) -> dict[bool, int]:
-    """Returns the last layer with a window that has its own keys and values, and the last one
-    without; the key says whether it has one. Assistants read theirs."""
+    """Returns the layers whose keys and values assistants read: the last layer with a window (key
+    True) and the last one without (key False), among those with keys and values of their own."""
     layers = [n for n, shape in enumerate(model.layer_shapes) if shape.kv_source is None]
     return {model.windows[layer] is not None: layer for layer in layers}

@@ -61,8 +61,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class TensorLocation(NamedTuple):
-    """A tensor of a safetensors file, and its range of bytes in the file. With `rows` it is only
-    part of the tensor there."""
+    """A tensor of a safetensors file, and its range of bytes in the file. With `rows`, it is only
+    these rows of what is stored there."""
 
     stored: StoredTensor
     begin: int

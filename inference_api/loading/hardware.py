@@ -51,7 +51,7 @@ def physical_cores(cpus: Path = CPUS, cgroup: Path = CGROUP) -> int:
     """
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
-    siblings = {  # what the hyper-threads of a core share
+    siblings = {  # the same for all hyper-threads of a core
         _contents(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
         for cpu in os.sched_getaffinity(0)
     }

@@ -80,8 +80,8 @@ def read_heads(folder: Path, config: ModelConfig) -> MedusaFile:
 
 
 def tokenizer_sha256(model_dir: Path) -> str:
-    """Returns the hash by which heads identify the tokenizer they were trained with: of its file,
-    or of a GGUF file's tokens, one on each line."""
+    """Returns the hash by which heads identify the tokenizer they were trained with. It is a hash
+    of the tokenizer's file, or of a GGUF file's tokens, one on each line."""
     if is_gguf(model_dir):
         tokens = read_gguf(model_dir).metadata["tokenizer.ggml.tokens"]
         return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
@@ -138,7 +138,7 @@ def _outputs(
     num_layers: int,
     config: ModelConfig,
 ) -> Sequence[Floats] | None:
-    """Returns the heads' output matrices, if any; perhaps without the vocabulary's padding."""
+    """Returns the heads' output matrices, if any. They may lack the vocabulary's padding."""
     names = [f"{head}.{num_layers}.weight" for head in range(num_heads)]
     if not any(name in tensors for name in names):
         return None

@@ -20,8 +20,7 @@ def is_hub_id(model: str) -> bool:
 
 
 def path_of(source: str, setting: str) -> Path:
-    """Returns the path that `source`, the value of a setting, would be here. Raises
-    StartupError."""
+    """Returns `source`, the value of a setting, as a path on this machine. Raises StartupError."""
     try:
         return expanded(source)
     except ValueError as error:

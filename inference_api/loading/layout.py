@@ -33,8 +33,8 @@ from inference_api.loading.gguf import KEPT_BITS, NVFP4
 EMBEDDING, HEAD = "embedding", "head"
 MTP = "mtp."  # prefix of the parameters of the layer that guesses further tokens
 EMBEDDINGS = (EMBEDDING, LAYER_INPUTS)
-KV_B = ".kv_b."  # is in the name of the matrix that makes keys and values of latents
-K_B, V_B = ".k_b.", ".v_b."  # in those of what the kernels have instead: see `latent_forms`
+KV_B = ".kv_b."  # in the name of the matrix that maps latents to keys and values
+K_B, V_B = ".k_b.", ".v_b."  # in the names of the kernels' matrices instead: see `latent_forms`
 _EXACT = (f"{ROUTER}.", ".shared_gate.", ".steps.", ".forgets.", f"{ALTUP}.")
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # bytes of an element
 _FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # keys are bytes of a dtype
@@ -66,7 +66,7 @@ class TensorForm(NamedTuple):
 
 
 def name_of_text_model(name: str) -> str:
-    """Returns the name in a text model of a tensor of a multimodal model."""
+    """Returns the name that a multimodal model's tensor has in a text model."""
     inner = name.removeprefix("language_model.")
     return inner if inner != name else name.replace("model.language_model.", "model.", 1)
 
@@ -147,7 +147,7 @@ def matrices(config: ModelConfig) -> list[SourceTensor]:
 def is_exact(name: str) -> bool:
     """Returns whether a parameter stays float32 under any quantisation.
 
-    Routers do, because a slightly different choice of experts makes another model, and small
+    Routers do, because a slightly different choice of experts makes another model. So do small
     parameters on which everything depends.
     """
     return any(each in name for each in _EXACT)
@@ -176,7 +176,7 @@ def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
 
 
 def is_int4(name: str, config: ModelConfig, tensors: Tensors) -> bool:
-    """Whether the file has the tensor in groups of 4 bits without zeros, as the kernels do."""
+    """Returns whether the file, like the kernels, has the tensor in groups of 4 bits, no zeros."""
     if name in tensors:
         return tensors[name].dtype == "Q4_0"
     return config.quantisation is not None and config.quantisation.is_plain_int4
@@ -218,10 +218,10 @@ def parameter_forms(
     """Returns the form of every loaded parameter, by name. A tied head is listed only if it is
     packed differently from the embedding.
 
-    With `bits`, linear maps are packed so, or in the one form that `config.kept_bits` gives for all
-    their tensors; exact ones as float32. Vectors are then float32 whatever the dtype, because the
-    kernels read no others, and embeddings take the fewest bits that hold the checkpoint's values
-    unchanged.
+    With `bits`, linear maps are packed in that form, or in the form that `config.kept_bits` gives
+    for all of their tensors; exact ones are packed as float32. Vectors are then float32 whatever
+    the dtype, because the kernels read no others, and embeddings take the fewest bits that hold the
+    checkpoint's values unchanged.
     """
     plan = weight_plan(config)
     packed = {} if bits is None else linear_weights(config)
@@ -252,9 +252,9 @@ def parameter_forms(
 
 
 def torch_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> dict[str, TensorForm]:
-    """Returns the form of every parameter that torch loads, by name. With `bits`, linear maps but
-    exact ones are packed, the output head apart from the embedding unless both have one form; an
-    embedding is if the file has it so. Everything else is a tensor, exact ones of float32."""
+    """Returns the form of every parameter that torch loads, by name. With `bits`, linear maps are
+    packed except exact ones, and an embedding is packed if the file has it packed; the output head
+    then shares it if both have the same form. Everything else is a tensor, float32 if exact."""
     forms = parameter_forms(config, dtype_bytes, None)
     if bits is None or bits in FLOAT_BITS.values():
         return forms
@@ -276,9 +276,9 @@ def torch_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> dic
 
 
 def latent_forms(config: ModelConfig, name: str, bits: Bits | None) -> dict[str, TensorForm]:
-    """What the kernels have of a matrix that makes keys and values of latents, since they read
-    latents as they are: for each head what is not turned of a query to what meets latents
-    [rank, …], and a latent to a value […, rank], in whole panels, zeros behind."""
+    """Returns the forms of two matrices that replace the one from latents to keys and values, since
+    the kernels read latents directly. For each head, one maps the unturned part of a query to a
+    query for latents [rank, …], the other a latent to a value […, rank], padded to whole panels."""
     assert config.latent is not None
     heads, rank = config.num_heads, config.latent.kv_rank
     unturned = whole_panels(config.head_dim - config.rotary_dim)

@@ -16,9 +16,9 @@ from inference_api.runner import PageLayout
 STEP_TOKENS = 512  # tokens of a step that the kernels process at once; see `src/step.cpp`
 EXPERT_ROWS = 4096  # rows of experts that the kernels process at once; see `src/experts.cpp`
 FLOAT_BYTES = 4
-GUARANTEED_TOKENS = 2048  # each guaranteed row of an expert has room for, or for its context
+GUARANTEED_TOKENS = 2048  # room of each guaranteed row of an expert, at most its context
 LEAST_TOKENS = 512  # least room in tokens, of all rows together, to start a server with
-SLOT_ALIGNMENT = 512  # bytes; what CUDA allocates begins so
+SLOT_ALIGNMENT = 512  # bytes; CUDA aligns its own allocations like this
 MIB, GIB = 1024**2, 1024**3
 DRAFT = "'s draft model"  # follows the name of the model that it drafts for
 
@@ -56,7 +56,7 @@ class Footprint:
         if by_torch or bits is None:
             dtype, num_slots = options.dtype, context + SPARE_SLOTS
             groups: Sequence[PageGroup] = [PageGroup(None, range(config.num_layers))]
-            kept = replace(config, latent=None)  # the keys and values that latents make
+            kept = replace(config, latent=None)  # torch caches the keys and values of latents
         else:
             dtype = cache_dtype(options.kv_cache_dtype, bits, config.latent is not None)
             num_slots, groups, kept = context, page_groups(config, context), config
@@ -87,7 +87,7 @@ class Footprint:
         return min(self.num_pages, max(of_rows, self.layout.row_pages(LEAST_TOKENS)))
 
     def beside(self, num_bytes: int) -> Self:
-        """Returns the footprint with so many more bytes of weights."""
+        """Returns the footprint with `num_bytes` more of weights."""
         return replace(self, weights_bytes=self.weights_bytes + num_bytes)
 
     def within(self, cache_bytes: int | None) -> Self:
@@ -126,7 +126,7 @@ class Footprint:
         return max(of_row, rows * min(of_row, self.layout.row_pages(GUARANTEED_TOKENS)))
 
     def guaranteed_bytes(self, rows: int) -> int:
-        """Returns the memory of these pages, and what each row takes besides."""
+        """Returns the bytes of `guaranteed_pages`, and of what each row takes besides."""
         return self.guaranteed_pages(rows) * self.page_bytes + rows * self.row_bytes
 
     @property
@@ -135,8 +135,8 @@ class Footprint:
 
 
 def cache_shares(footprints: Sequence[Footprint]) -> list[float]:
-    """Returns the parts of KV_CACHE_MEMORY that a model and its draft model get, so that both have
-    room for as many tokens, before windows free any."""
+    """Returns the shares of KV_CACHE_MEMORY that a model and its draft model get, so that both have
+    room for the same number of tokens, before windows free any."""
     sizes = [min(each.num_pages, len(each.groups)) * each.page_bytes for each in footprints]
     return [size / max(sum(sizes), 1) for size in sizes]
 
@@ -189,7 +189,7 @@ def weights_size(
 
 
 def slot_bytes(weights_bytes: int, cache_bytes: int) -> int:
-    """Returns what these take of a slot, each from a place that a device reads fast."""
+    """Returns the bytes of a slot that weights and a cache take, each aligned to SLOT_ALIGNMENT."""
     return sum(-(-size // SLOT_ALIGNMENT) * SLOT_ALIGNMENT for size in (weights_bytes, cache_bytes))
 
 
@@ -209,14 +209,14 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         + 2 * config.layer_input_size
         + 2 * max(shape.ffn_size * (shape.gate_cutoff is not None) for shape in shapes)
     )
-    if config.num_streams > 1:  # streams, also for products; what is computed of one
+    if config.num_streams > 1:  # all streams, also prepared for products, and a result for one
         token_floats += (2 * config.num_streams + 1) * config.hidden_size
     recurrent = config.recurrent
-    if recurrent is not None:  # inputs and outputs of mixers, and the latter for products
+    if recurrent is not None:  # inputs and outputs of mixers, outputs also prepared for products
         token_floats += recurrent.in_floats + 2 * recurrent.out_columns
         token_floats += recurrent.step_rows + recurrent.gate_rank
     latent = config.latent
-    if latent is not None:  # latents of queries; of each head what meets latents, and comes of them
+    if latent is not None:  # latents of queries, and each head's vectors before and after latents
         rows = max(whole_panels(config.head_dim), latent.kv_rank)  # inputs of a head's matrices
         of_head = config.rotary_dim + 2 * latent.kv_rank + rows + latent.value_dim
         token_floats += 2 * (latent.query_rank or 0) + config.num_heads * of_head
@@ -225,7 +225,7 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         rows = max(EXPERT_ROWS, mixture.experts_per_token)
         routed = 2 * config.hidden_size + 2 * mixture.num_experts  # norms, logits and their powers
         routed += mixture.has_own_norms * config.hidden_size
-        routed += 2 * mixture.latent_size  # what experts read, and make, also prepared for products
+        routed += 2 * mixture.latent_size  # experts' inputs and outputs, prepared for products
         floats += STEP_TOKENS * routed + rows * (config.hidden_size + mixture.ffn_size)
     return FLOAT_BYTES * floats
 

@@ -13,7 +13,7 @@ class EngineOptions:
     """How an engine loads a model. Immutable."""
 
     device: str = "auto"  # auto, cpu or cuda
-    card: int = 0  # the number of the GPU, modulo those that there are
+    card: int = 0  # index of the GPU, modulo the number of GPUs
     dtype: str = "auto"  # auto, float32 or bfloat16
     max_rows: int
     max_seq_len: int | None = None
@@ -31,7 +31,7 @@ class EngineOptions:
     """The folder of layers that draft with the model's own keys and values."""
     num_guesses: int = 0  # the most guesses of a row in a step, which recurrent layers log
     experts_on_cpu: int | None = 0
-    """Layers whose experts a GPU leaves to the CPU; None: as many as it has no room for."""
+    """Number of layers whose experts a GPU leaves to the CPU; None: the fewest that fit."""
     layers: LayerRange | None = None  # the layers that this process holds; None: all
 
     @classmethod
@@ -60,8 +60,8 @@ class EngineOptions:
         return replace(self, layers=layers, has_medusa=has_medusa, has_mtp=has_mtp)
 
     def of_draft(self, context_tokens: int, draft: ModelConfig) -> Self:
-        """Returns the options of a model that `draft` describes, to draft for rows of so many
-        tokens: as many rows, of the same length if it supports that, else of its own."""
+        """Returns the options of the draft model that `draft` describes: as many rows as this model
+        has, of `context_tokens` or, if that is less, the draft model's own context."""
         whole = replace(self, layers=None, has_medusa=False, has_mtp=False, experts_on_cpu=0)
         return replace(whole, max_seq_len=min(context_tokens, draft.max_positions))
 

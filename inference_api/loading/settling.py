@@ -1,4 +1,4 @@
-"""What an engine's options mean for a checkpoint, and why it cannot be served with them."""
+"""Resolves an engine's options for a checkpoint, and finds why it cannot be served with them."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from inference_api.loading.quantised.formats import FLOATS
 
 
 class Settled(NamedTuple):
-    """A model, options with nothing left to choose, and why it cannot be served with them."""
+    """A model, options with nothing left to choose, and reasons why they do not fit together."""
 
     whole: ModelConfig
     options: EngineOptions
@@ -31,7 +31,7 @@ class Settled(NamedTuple):
 
 
 def settle(config: ModelConfig, asked: EngineOptions, tensors: Tensors) -> Settled:
-    """A device of auto is the CPU."""
+    """Returns the model and options, resolved, with faults. A device of auto is the CPU."""
     device = "cuda" if asked.device == "cuda" else "cpu"
     options = _settled(config, asked, tensors)
     faults = _quantization_faults(config, options) + device_faults(config, options)
@@ -55,8 +55,8 @@ def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
 def _settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> EngineOptions:
     """Returns the options with QUANTIZATION=auto and file resolved for a checkpoint.
 
-    None if no matrix is quantised, or on CUDA if some cannot be packed; file if some are used as
-    they are in the file (see `_kept`); else int8.
+    They become none if no matrix is quantised, or on CUDA if some cannot be packed; file if some
+    are used as they are in the file (see `_kept`); else int8.
     """
     if options.quantization not in ("auto", "file"):
         return options
@@ -72,9 +72,9 @@ def _kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Mode
 
     Under QUANTIZATION=file, matrices of fewer than 8 bits stay as they are in the file, if the
     kernels support their form. The same holds under auto, unless the processor multiplies whole
-    tiles, which support only int8 and int4 and are faster with many rows. On CUDA both keep what
-    int4 holds unchanged. Under int4, the output head and the value projections become int8, unless
-    the file has them in groups of 4 bits: small, they would lose the most quality by rounding.
+    tiles, which support only int8 and int4 and are faster with many rows. On CUDA, both keep the
+    matrices that int4 holds unchanged. Under int4, the output head and the value projections become
+    int8, unless the file has them in groups of 4 bits, because rounding these costs most quality.
     """
     on_cuda = options.device == "cuda"
     if on_cuda and _uneven(config):  # see `_settled`
@@ -132,7 +132,7 @@ def expert_layers(config: ModelConfig) -> list[int]:
 
 
 def _experts_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
-    """Returns a fault if the CPU cannot take the experts of so many layers from a GPU."""
+    """Returns faults if the CPU cannot take the experts of EXPERTS_ON_CPU layers from a GPU."""
     count, num_layers = options.experts_on_cpu, len(expert_layers(config))
     if not count:
         return []

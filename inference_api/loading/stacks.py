@@ -1,4 +1,4 @@
-"""Views stacked tensors, which hold a matrix of every expert of a layer, as single tensors.
+"""Views stacked tensors, which hold the matrices of all experts of a layer, as single tensors.
 
 Most safetensors have single experts. Some have `experts.gate_up_proj` [experts, gates then ups,
 hidden] and `experts.down_proj` [experts, hidden, ffn]. In gpt-oss, rows of gate and up alternate,
@@ -41,8 +41,8 @@ class Rows(NamedTuple):
 
 
 class Single(NamedTuple):
-    """A single tensor of a stack, and its place: a range of the stack's bytes, as shares, and in
-    that range `rows`; None for all."""
+    """A single tensor of a stack, and its place: a range of the stack's bytes, and `rows` within
+    that range; None for all."""
 
     name: str
     shape: tuple[int, ...]
@@ -94,6 +94,6 @@ class InStack(NamedTuple):
 
 
 def in_stack(name: str) -> InStack | None:
-    """Returns the place of a tensor in the stack that GGUF has it in; None if it is in none."""
+    """Returns the place of a tensor in GGUF's stack; None if GGUF does not stack it."""
     found = _SINGLE.fullmatch(name)
     return None if found is None else InStack(int(found[2]), f"{found[1]}.{found[3]}")

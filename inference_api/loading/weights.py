@@ -23,7 +23,7 @@ from inference_api.loading.stream import Weight, Write, write_weights
 
 
 class Packing(NamedTuple):
-    """The kernels, and the form of weights for them."""
+    """The kernels, and the form in which they pack weights."""
 
     kernels: Kernels
     bits: Bits
@@ -81,8 +81,8 @@ def load_parameters(
     memory: Memory | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> Parameters:
-    """Read every parameter directly into its packed form, or into its vector. `dtype` and `memory`:
-    see `empty_parameters`. Raises StartupError; see `write_weights`."""
+    """Read every parameter directly into its packed form, or into its vector. For `dtype` and
+    `memory` see `empty_parameters`, for `pause` `write_weights`. Raises StartupError."""
     parameters = empty_parameters(config, dtype, packing, memory)
     write_weights(files, _targets(parameters, config), config, pause)
     return parameters

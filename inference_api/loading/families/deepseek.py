@@ -19,13 +19,13 @@ def _read_v3(fields: ConfigFields) -> ModelConfig:
 
 
 def read_mistral4(fields: ConfigFields) -> ModelConfig:
-    """Softmax shares, groups scored by their best two experts, and queries that grow with their
-    position."""
+    """Reads Mistral 4: softmax shares, groups scored by their best two experts, and queries that
+    grow with their position."""
     return _read_v3(fields.replace(topk_method=TOP_TWO))
 
 
 def _read_latents(fields: ConfigFields) -> ModelConfig:
-    """Latent attention, and a mixture of experts."""
+    """Reads a model with latent attention and a mixture of experts."""
     rotary_dim = fields.count("qk_rope_head_dim")
     head_dim = fields.count("qk_nope_head_dim") + rotary_dim
     if rotary_dim % 2:
@@ -54,7 +54,7 @@ def _read_latents(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
-    """Llama with DeepSeek's mixture of experts, and rope on part of each head."""
+    """Reads Llama with DeepSeek's mixture of experts, and rope on part of each head."""
     config = read_llama_like(
         fields,
         has_qk_norm=fields.flag("use_qk_norm"),
@@ -65,8 +65,8 @@ def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_kimi_linear(fields: ConfigFields) -> ModelConfig:
-    """Kimi delta attention in most layers, and in the others latent attention without rope. Missing
-    fields have the values of transformers' KimiLinearConfig."""
+    """Reads Kimi Linear: Kimi delta attention in most layers, latent attention without rope in the
+    others. Missing fields have the values of transformers' KimiLinearConfig."""
     if not fields.flag("mla_use_nope", True):
         fields.refuse("mla_use_nope", False, "mla_use_nope=true")
     fields = fields.or_else({ours: fields.raw.get(its) for its, ours in _KIMI_NAMES.items()})

@@ -1,4 +1,4 @@
-"""What a config.json may leave out: the values of transformers' config classes (5.23)."""
+"""Values of fields that a config.json may leave out, from transformers' config classes (5.23)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -8,13 +8,13 @@ from typing import Any, Self
 from inference_api.loading.config import ACTIVATIONS, ModelConfig
 from inference_api.loading.families.defaults import DEFAULTS, NULLABLE
 
-# Above every published model. Those of names with these ends are small enough to plan with: there
-# are objects for every layer, and orders of rows for heads and latents.
+# Bounds above every published model. Names with the ends in MOST have smaller bounds, because
+# there are objects for every layer, and orders of rows for heads and latents.
 MAX_COUNT = 2**30
 MAX_LAYERS = 1024
 MOST = {"_layers": MAX_LAYERS, "_heads": 1024, "head_dim": 2048, "_rank": 2**16}
-MAX_CONV_WIDTH = 16  # as `src/kernels.h` has it
-MIN_NUMBER, MAX_NUMBER = 1e-30, 1e12  # as float32 has them
+MAX_CONV_WIDTH = 16  # the kernels' limit, from `src/kernels.h`
+MIN_NUMBER, MAX_NUMBER = 1e-30, 1e12  # well within float32
 AGAIN = "get the model again"
 
 ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -34,7 +34,7 @@ class ConfigFields:
         return inner
 
     def replace(self, **values: Any) -> Self:
-        """Returns access with these values instead."""
+        """Returns access to the same object with these values instead of its own."""
         return self.under({**self.raw, **values})
 
     def or_else(self, defaults: Mapping[str, Any]) -> Self:

@@ -29,7 +29,7 @@ from inference_api.loading.families.windows import (
 
 
 def read_gemma3_text(fields: ConfigFields) -> ModelConfig:
-    """Norms before and after attention and MLP. Most layers have a window, and another rope."""
+    """Reads Gemma 3: norms before and after attention and MLP, windows and two kinds of rope."""
     for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
         if fields.raw.get(name):
             fields.refuse(name, fields.raw[name], f"no {name}")
@@ -46,7 +46,7 @@ def read_gemma3_text(fields: ConfigFields) -> ModelConfig:
 def _read(
     fields: ConfigFields, tensor_names: TensorNames, mixture: ReadMixture = no_mixture
 ) -> ModelConfig:
-    """Reads what all versions have."""
+    """Reads the fields that all versions share."""
     own = fields.replace(hidden_act=fields.raw["hidden_activation"])
     config = read_llama_like(own, has_qk_norm=True, tensor_names=tensor_names, mixture=mixture)
     name = "final_logit_softcapping"
@@ -59,9 +59,8 @@ def _read(
 
 
 def read_gemma3n_text(fields: ConfigFields) -> ModelConfig:
-    """Alternating updates of several streams, with a map of low rank beside attention. Otherwise
-    much like Gemma 4: layers read embeddings of their own, and the last ones the keys and values of
-    earlier ones."""
+    """Reads Gemma 3n: alternating updates of several streams, and a map of low rank beside
+    attention. Like in Gemma 4, layers have embeddings, and the last share keys and values."""
     for name, only in {"altup_active_idx": 0, "altup_correct_scale": True}.items():
         if fields.raw[name] != only:
             fields.refuse(name, fields.raw[name], f"{name}={str(only).lower()}")
@@ -88,7 +87,7 @@ _SPARSE_LAYERS, _SPARSITY = 10, 0.95  # usual in models with more layers than th
 def _gemma3n_shapes(
     fields: ConfigFields, config: ModelConfig, are_local: Sequence[bool], ffn_sizes: Sequence[Any]
 ) -> tuple[LayerShape, ...]:
-    """Layers differ in their MLPs, and in whose keys and values they see."""
+    """Returns the layers' sizes, which differ in MLPs and in whose keys and values they use."""
     name, num_layers = "activation_sparsity_pattern", config.num_layers
     num_sparse = _SPARSE_LAYERS if num_layers > _SPARSE_LAYERS else 0
     usual = [_SPARSITY] * num_sparse + [0.0] * (num_layers - num_sparse)
@@ -117,13 +116,13 @@ def _by_layer(fields: ConfigFields, name: str, num_layers: int) -> list[Any]:
 
 
 def read_gemma4_unified_text(fields: ConfigFields) -> ModelConfig:
-    """Gemma 4 without embeddings per layer."""
+    """Reads Gemma 4 without embeddings per layer."""
     return read_gemma4_text(fields.replace(hidden_size_per_layer_input=None))
 
 
 def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
-    """Norms before and after attention and MLP, and on values. Most layers have a window; the
-    others have heads of another size, with rope on part of each."""
+    """Reads Gemma 4: norms before and after attention and MLP, and on values. Most layers have a
+    window; the others have heads of another size, with rope on part of each."""
     if fields.raw.get("use_bidirectional_attention") == "all":
         fields.refuse("use_bidirectional_attention", "all", "tokens that see those before them")
     config = _read(
@@ -149,8 +148,8 @@ def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
 
 
 def read_gemma4_assistant(fields: ConfigFields) -> ModelConfig:
-    """A few layers that draft for a Gemma 4, whose keys and values they use. They guess by fewer
-    tokens (`use_ordered_embeddings`) only for speed, which is not read."""
+    """Reads a few layers that draft for a Gemma 4, whose keys and values they use. Ignores
+    `use_ordered_embeddings`, which limits the tokens that they guess, only for speed."""
     text = text_fields(fields, "gemma4_text")
     own = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
     config = read_gemma4_text(text.replace(**own, vocab_size_per_layer_input=None))
@@ -164,7 +163,7 @@ def read_gemma4_assistant(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_gemma4_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Experts in every layer, besides an MLP."""
+    """Reads experts in every layer, beside an MLP."""
     return replace(
         read_experts(fields, num_layers, per_token="top_k_experts"),
         shared_ffn_size=fields.count("intermediate_size"),
@@ -198,7 +197,7 @@ def _gemma4_ropes(
 def _gemma4_shapes(
     fields: ConfigFields, config: ModelConfig, are_local: Sequence[bool]
 ) -> tuple[LayerShape, ...]:
-    """The last layers may use the keys and values of earlier ones, and then have a wider MLP."""
+    """Returns the layers' sizes. The last may use earlier keys and values, with a wider MLP."""
     own_sizes = _own_sizes(fields, config, are_local)
     has_one_projection = fields.flag("attention_k_eq_v")
     num_shared = fields.count("num_kv_shared_layers", 0, most=config.num_layers - 1, least=0)
@@ -244,7 +243,7 @@ def _own_sizes(
 
 
 def _last_alike(fields: ConfigFields, are_local: Sequence[bool], is_local: bool) -> int:
-    """Returns the last of these layers whose attention is local, or not, as `is_local` says."""
+    """Returns the last of these layers whose attention is local (`is_local`) or is not."""
     alike = [layer for layer, each in enumerate(are_local) if each == is_local]
     if not alike:
         number = fields.raw["num_kv_shared_layers"]

@@ -10,8 +10,8 @@ from inference_api.loading.families.ropes import DEFAULT_THETA
 
 
 def _read_moe(fields: ConfigFields) -> ModelConfig:
-    """Experts in all layers, and an MLP as wide as one expert. Sizes that differ between layers are
-    refused."""
+    """Reads experts in all layers, and an MLP as wide as one expert. Refuses sizes that differ
+    between layers."""
     own = {name: _same(fields, name) for name in ("moe_topk", "num_experts")}
     only = {"moe_intermediate_size": fields.raw.get("intermediate_size"), "num_shared_expert": 1}
     for name, wanted in only.items():
@@ -34,7 +34,7 @@ def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
 
 
 def _same(fields: ConfigFields, name: str) -> object:
-    """Returns a field's value, given once or alike for each layer."""
+    """Returns a field's value, which is given once, or for each layer and must be the same."""
     value = fields.raw.get(name)
     if not isinstance(value, list):
         return value
@@ -45,8 +45,8 @@ def _same(fields: ConfigFields, name: str) -> object:
 
 
 def _with_plain_rope(fields: ConfigFields) -> ConfigFields:
-    """Returns fields with plain rope: what is called dynamic here is an `alpha` that changes theta
-    once."""
+    """Returns fields with plain rope. This family's dynamic rope is only an `alpha` that changes
+    theta once."""
     scaling = fields.under({**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")})
     kind = scaling.raw.get("rope_type") or scaling.raw.get("type")
     if kind != "dynamic":

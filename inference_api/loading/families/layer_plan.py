@@ -63,8 +63,8 @@ def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSource
 
 
 class _Layer:
-    """Collects the sources of a layer's parameters, whose names are below `ours`, from tensors
-    whose names are below `theirs`."""
+    """Collects the sources of a layer's parameters. Parameters' names begin with `ours`, tensors'
+    names with `theirs`."""
 
     def __init__(self, config: ModelConfig, names: Names, index: int) -> None:
         self.plan: ParameterSources = {}
@@ -92,7 +92,7 @@ class _Layer:
         self.plan[f"{self.ours}.{ours}"] = (source,)
 
     def add_mixer(self) -> None:
-        """Attention and recurrent mixer, as far as the layer has them."""
+        """Add attention and the recurrent mixer, if the layer has them."""
         config, names, shape = self._config, self._names, self._config.shape_of(self._index)
         hidden, head = config.hidden_size, shape.head_dim
         kv = shape.num_kv_heads * head
@@ -126,13 +126,13 @@ class _Layer:
 
     @property
     def _norm_names(self) -> tuple[str, str]:
-        """The names of the norms before attention and before the MLP."""
+        """Returns the names of the norms before attention and before the MLP."""
         if self._config.is_parallel and self._config.has_mlp_norm:
             return FALCON_PARALLEL_NORMS
         return self._names.attention_norm, self._names.mlp_norm
 
     def add_mlp(self) -> None:
-        """MLP or experts, with the norms around them."""
+        """Add the MLP or experts, with the norms around them."""
         config, names, size = self._config, self._names, self._config.layer_input_size
         if names.is_mlp_next and config.attends(self._index):
             self.theirs = f"{names.layer}.{config.first_layer + self._index + 1}"
@@ -153,7 +153,7 @@ class _Layer:
         self.linear("down", names.down, hidden, ffn, config.has_mlp_bias)
 
     def add_altup(self) -> None:
-        """What the layer does with the streams of the residual."""
+        """Add the parameters with which the layer updates the streams of the residual."""
         streams, hidden = self._config.num_streams, self._config.hidden_size
         tensors = {
             "norm": ("router_norm.weight", (hidden,)),
@@ -166,14 +166,14 @@ class _Layer:
             self.vector(f"{ALTUP[1:]}.{name}", f"{ALTUP[1:]}.{its_name}", *shape)
 
     def add_laurel(self) -> None:
-        """A map of low rank beside attention."""
+        """Add the map of low rank beside attention."""
         rank, hidden = self._config.laurel_rank, self._config.hidden_size
         self.linear("laurel_in", "laurel.linear_left", rank, hidden)
         self.linear("laurel_out", "laurel.linear_right", hidden, rank)
         self.norm("laurel_norm", "laurel.post_laurel_norm")
 
     def _add_mixture(self, mixture: MixtureConfig) -> None:
-        """A mixture. The experts' gate and up projections are stacked, expert by expert, and so are
+        """Add a mixture. The experts' gate and up projections are stacked, expert by expert, as are
         their down projections and biases. Shared experts form a separate MLP."""
         config, names, hidden = self._config, self._names, self._config.hidden_size
         count, ffn, inner = mixture.num_experts, mixture.ffn_size, mixture.latent_size or hidden
@@ -206,7 +206,7 @@ class _Layer:
         layer, self.theirs = self.theirs, f"{self.theirs}.{self._names.mixer}"
         names, hidden, heads = self._names, self._config.hidden_size, recurrent.heads
         keys, columns = recurrent.key_heads * recurrent.key_dim, recurrent.out_columns
-        apart = (keys, keys, columns, columns)  # queries, keys, values and what gates them
+        apart = (keys, keys, columns, columns)  # queries, keys, values and their gates
         channels, has_bias = recurrent.conv_dim, recurrent.has_bias
         joined = {1: (recurrent.in_floats,), 2: (channels, columns)}
         in_rows = joined.get(len(names.mixer_in), apart[: len(names.mixer_in)])
@@ -245,8 +245,8 @@ class _Layer:
         self.theirs = layer
 
     def _add_latent(self, latent: LatentConfig) -> None:
-        """Latent attention. In the checkpoint, the turned dimensions are at the end of each head;
-        here they are at the beginning."""
+        """Add latent attention. In the checkpoint, the turned dimensions are at the end of each
+        head; here they are at the beginning."""
         config, hidden, kv_rank = self._config, self._config.hidden_size, latent.kv_rank
         heads, unturned = config.num_heads, config.head_dim - config.rotary_dim
         queries_of, its_name = hidden, "q_proj"
@@ -291,7 +291,7 @@ def input_plan(config: ModelConfig) -> ParameterSources:
 
 
 def stream_plan(config: ModelConfig) -> ParameterSources:
-    """Returns the sources of what makes further streams of the residual, and joins them again."""
+    """Returns the sources of the maps that make more streams of the residual, and join them."""
     plan: ParameterSources = {}
     others, hidden = config.num_streams - 1, config.hidden_size
     for ours, theirs in (("in", "altup_projections"), ("out", "altup_unembed_projections")):
@@ -301,7 +301,7 @@ def stream_plan(config: ModelConfig) -> ParameterSources:
 
 
 def _with_values_apart(config: ModelConfig, ours: str, qkv: ParameterSources) -> ParameterSources:
-    """Returns the plan with a separate parameter for values if these have another form: files with
+    """Returns the plan with a separate parameter for values if these have another form. Files with
     K-quants often have values in more bits."""
     *others, values = (config.kept_bits.get(part.name) for part in qkv[f"{ours}.qkv.weight"])
     if len(set(others)) != 1 or values in others:
@@ -311,7 +311,7 @@ def _with_values_apart(config: ModelConfig, ours: str, qkv: ParameterSources) ->
 
 
 def _qkv_part(config: ModelConfig, names: Names, part: SourceTensor) -> SourceTensor:
-    """Returns how the rows of queries, keys or values map to ours. A fused tensor has for each
+    """Returns queries, keys or values with the order of their rows. A fused tensor has for each
     key-value head its queries, key and value, which covers Falcon's layouts with 1, some or all
     heads. Queries may alternate with their gates."""
     head = config.head_dim
@@ -333,7 +333,7 @@ def _linear(
     columns: int,
     has_bias: bool = False,
 ) -> ParameterSources:
-    """Returns the sources of a linear map, whose parts have `rows`: of each, or of all together."""
+    """Returns the sources of a linear map. `rows` are those of each part, or of all together."""
     names = (names,) if isinstance(names, str) else names
     rows = (rows // len(names),) * len(names) if isinstance(rows, int) else rows
 

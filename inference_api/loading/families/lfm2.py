@@ -15,7 +15,7 @@ LEAST_SUM = 1e-6
 
 
 def _read_lfm2(fields: ConfigFields) -> ModelConfig:
-    """LFM2 without experts. The MLP may be narrower than `intermediate_size` says."""
+    """Reads LFM2 without experts. The MLP may be narrower than `intermediate_size` says."""
     size = "block_ff_dim" if fields.raw.get("block_ff_dim") is not None else "intermediate_size"
     ffn_size = fields.count(size)
     if fields.flag("block_auto_adjust_ff_dim", True):
@@ -45,8 +45,8 @@ def _read(fields: ConfigFields, mixture: ReadMixture) -> ModelConfig:
 
 
 def _conv_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
-    """Returns the layers with a convolution: named in `layer_types`, or in older files missing from
-    `full_attn_idxs`."""
+    """Returns the layers with a convolution. They are named in `layer_types`, or in older files
+    missing from `full_attn_idxs`."""
     kinds, attending = fields.raw.get("layer_types"), fields.raw.get("full_attn_idxs")
     if kinds is None and isinstance(attending, list):
         kinds = [GLOBAL if layer in attending else CONV for layer in range(num_layers)]
@@ -61,7 +61,7 @@ def _conv_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
 
 
 def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Experts in all but the first few layers."""
+    """Reads experts in all but the first few layers."""
     return replace(
         read_experts(fields, num_layers),
         is_renormalised=fields.flag("norm_topk_prob", True),

@@ -20,8 +20,8 @@ def read_llama_like(
     rope_kinds: Mapping[str, RopeKind] = KINDS,
     usual_rotary_share: float | None = None,
 ) -> ModelConfig:
-    """Llama, and families that differ from it in biases, query norms, windows, multipliers, experts
-    or rope.
+    """Reads Llama, and families that differ from it in biases, query norms, windows, multipliers,
+    experts or rope.
 
     `has_qkv_bias` None means that the config's `attention_bias` decides. For `usual_rotary_share`
     see `read_rotary_dim`.

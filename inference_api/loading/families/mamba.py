@@ -32,7 +32,7 @@ _NO_LIMITS: tuple[list[object], ...] = ([0.0, math.inf], [0.0, {"__float__": "In
 def _read_mamba(
     fields: ConfigFields, layers: frozenset[int], inner: int, has_norm: bool = True
 ) -> RecurrentConfig:
-    """`inner` is the size of the mixer's output."""
+    """Reads Mamba-2. `inner` is the size of the mixer's output."""
     heads = fields.count("mamba_n_heads")
     groups = fields.count("mamba_n_groups", most=heads)
     given = fields.raw.get("mamba_d_head")
@@ -64,7 +64,7 @@ def _read_mamba(
 
 
 def _read_falcon_h1(fields: ConfigFields) -> ModelConfig:
-    """Multipliers of linear maps are applied to their weights, as in GGUF."""
+    """Reads Falcon-H1. Multipliers of linear maps are applied to their weights, as in GGUF."""
     for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
         if fields.flag(name):
             fields.refuse(name, True, f"{name}=false, as the published ones")
@@ -89,7 +89,7 @@ def _read_falcon_h1(fields: ConfigFields) -> ModelConfig:
 def _weight_factors(
     fields: ConfigFields, recurrent: RecurrentConfig
 ) -> Mapping[str, tuple[RowFactor, ...]]:
-    """Returns the factors that are not 1."""
+    """Returns the factors of weights that are not 1, by the weights' names."""
     attention_in, key, attention_out, ssm_in, ssm_out = (
         fields.number(f"{name}_multiplier", 1.0)
         for name in ("attention_in", "key", "attention_out", "ssm_in", "ssm_out")
@@ -116,7 +116,7 @@ def _weight_factors(
 
 
 def _read_granite_hybrid(fields: ConfigFields) -> ModelConfig:
-    """A model without experts has only the MLP that other models have besides them."""
+    """Reads Granite 4. Models without experts have only the MLP that others have beside experts."""
     names = "granite_hybrid_split" if fields.flag(IS_SPLIT) else "granite_hybrid"
     has_experts = fields.count("num_local_experts", least=0) > 0
     shared = fields.count("shared_intermediate_size")
@@ -165,7 +165,7 @@ _ONLY = {"mamba_hidden_act": "silu", "sliding_window": None}
 
 
 def _read_nemotron_h(fields: ConfigFields) -> ModelConfig:
-    """Has no rope, no attention biases and no gates."""
+    """Reads Nemotron-H, which has no rope, no attention biases and no gates."""
     for name, value in _ONLY.items():
         if fields.raw.get(name) not in (None, value):
             fields.refuse(name, fields.raw[name], f"{value or 'no'} {name}")

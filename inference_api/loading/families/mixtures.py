@@ -11,7 +11,7 @@ MAX_EXPERTS = 1024  # in one layer
 MAX_ALL_EXPERTS = 65_536
 
 TOP_TWO = "group_limited_top_two"  # our name for Mistral 4's method; its files give none
-# Keys are values of `topk_method`; values say by which scores experts are chosen.
+# Keys are values of `topk_method`; values name the scores by which experts are chosen.
 _SCORINGS: Mapping[str, Scoring] = {
     "greedy": "softmax",
     "group_limited_greedy": "softmax",
@@ -22,7 +22,7 @@ ReadMixture = Callable[[ConfigFields, int], MixtureConfig | None]
 
 
 def no_mixture(fields: ConfigFields, num_layers: int) -> None:
-    """One MLP in every layer."""
+    """Returns None: every layer has one MLP."""
 
 
 def read_experts(
@@ -32,8 +32,8 @@ def read_experts(
     per_token: str = "num_experts_per_tok",
     size: str = "moe_intermediate_size",
 ) -> MixtureConfig:
-    """Experts in every layer, with shares that sum to one. Families differ in the names of the
-    fields."""
+    """Reads experts in every layer, with shares that sum to one. Families differ in the names of
+    the fields."""
     num_experts = fields.count(count, most=min(MAX_EXPERTS, MAX_ALL_EXPERTS // num_layers))
     return MixtureConfig(
         num_experts,
@@ -45,12 +45,12 @@ def read_experts(
 
 
 def read_mixtral(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Experts in every layer, of the size of another model's MLP."""
+    """Reads experts in every layer, each of the size that the MLP has in other families."""
     return read_experts(fields, num_layers, "num_local_experts", size="intermediate_size")
 
 
 def read_qwen3_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Experts in every `decoder_sparse_step`th layer, except for `mlp_only_layers`."""
+    """Reads experts in every `decoder_sparse_step`th layer, except for `mlp_only_layers`."""
     name = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
     step = fields.count("decoder_sparse_step", 1)
     named = fields.raw.get("mlp_only_layers") or []
@@ -65,7 +65,7 @@ def read_qwen3_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
 
 
 def read_deepseek_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """DeepSeek and GLM-4.5: experts from some layer on, and experts that all tokens share."""
+    """Reads DeepSeek and GLM-4.5: experts from some layer on, and experts that all tokens share."""
     experts = read_experts(fields, num_layers, "n_routed_experts")
     num_shared = fields.count("n_shared_experts", 0, most=MAX_EXPERTS, least=0)
     method = str(fields.raw.get("topk_method"))
@@ -88,7 +88,7 @@ def read_deepseek_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfi
 
 
 def read_ernie_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Experts in some layers, scored by softmax over all; biases only affect the choice."""
+    """Reads experts in some layers, scored by softmax over all. Biases only affect the choice."""
     experts = read_experts(fields, num_layers, "moe_num_experts", "moe_k")
     num_shared = fields.count("moe_num_shared_experts", 2, least=0, most=MAX_EXPERTS)
     first = fields.count("moe_layer_start_index", 1, least=0)

@@ -13,18 +13,18 @@ from inference_api.loading.families.ropes import DEFAULT_THETA, read_ropes_by_ki
 from inference_api.loading.families.windows import are_local_but_every, same_window, with_windows
 
 _OLMO3_LOCAL_THETA = 500_000.0
-_DELTA_EPS = 1e-5  # a delta rule's norm has it, whatever other norms have
+_DELTA_EPS = 1e-5  # epsilon of a delta rule's norm, whatever the other norms have
 
 
 def _read_olmo2(fields: ConfigFields) -> ModelConfig:
-    """All heads of the queries or keys are normalised as one."""
+    """Reads OLMo 2: all heads of the queries, and all of the keys, are normalised as one."""
     if fields.raw.get("sliding_window"):
         fields.refuse("sliding_window", fields.raw["sliding_window"], "no sliding_window")
     return replace(_read(fields), is_qk_norm_whole=True)
 
 
 def _read_olmo3(fields: ConfigFields) -> ModelConfig:
-    """OLMo 2 with a window in three of four layers, and plain rope there."""
+    """Reads OLMo 2 with a window in three of four layers, and plain rope there."""
     config = replace(_read(fields), is_qk_norm_whole=True)
     are_local = are_local_but_every(fields, config.num_layers)
     [window, *_] = same_window(fields, config.num_layers)
@@ -33,8 +33,8 @@ def _read_olmo3(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_olmo_hybrid(fields: ConfigFields) -> ModelConfig:
-    """OLMo 2's attention, without rope where its theta is null, in every fourth layer, and a gated
-    delta rule in the others."""
+    """Reads OLMo Hybrid: OLMo 2's attention in every fourth layer, without rope if theta is null,
+    and a gated delta rule in the others."""
     theta = fields.mapping("rope_parameters").get(
         "rope_theta", fields.raw.get("rope_theta", DEFAULT_THETA)
     )
@@ -62,7 +62,7 @@ def _read_olmo_hybrid(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_exaone4(fields: ConfigFields) -> ModelConfig:
-    """Each head is normalised. If most layers have a window, the others have no rope."""
+    """Reads EXAONE 4: each head is normalised. If most layers have a window, the rest lack rope."""
     config = _read(fields)
     [window, *_] = same_window(fields, config.num_layers)
     if window is None:

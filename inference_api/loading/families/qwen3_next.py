@@ -24,7 +24,7 @@ def _read_qwen3_next(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_qwen3_5_moe_text(fields: ConfigFields) -> ModelConfig:
-    """Experts in all layers, with shares that sum to one, and no other MLP."""
+    """Reads experts in all layers, with shares that sum to one, and no other MLP."""
     if fields.raw.get("mlp_only_layers"):
         fields.refuse("mlp_only_layers", fields.raw["mlp_only_layers"], "experts in all layers")
     size = fields.raw["moe_intermediate_size"]

@@ -39,7 +39,7 @@ from inference_api.loading.quantised.formats import read_quantisation
 
 
 def read_config(raw: Mapping[str, Any], readers: Readers | None = None) -> ModelConfig:
-    """Read the contents of a config.json. `readers` are by `model_type`, by default READERS.
+    """Read the contents of a config.json. `readers` are keyed by `model_type`, by default READERS.
 
     Raises StartupError that names every value which cannot be served.
     """
@@ -72,7 +72,7 @@ def _check_shape(config: ModelConfig) -> None:
 
 
 def _read_mistral3(fields: ConfigFields) -> ModelConfig:
-    """The text model of a multimodal one."""
+    """Reads the text model of a multimodal model."""
     text = text_fields(fields, "mistral")
     family = text.raw.get("model_type")
     reader = _MISTRAL_TEXTS.get(family) if isinstance(family, str) else None
@@ -81,7 +81,7 @@ def _read_mistral3(fields: ConfigFields) -> ModelConfig:
     return (reader or _read_mistral)(text)
 
 
-# Queries of Ministral 3 grow with their position, as its rope fields say.
+# Ministral 3's queries grow with their position, as its rope fields say.
 _read_mistral = partial(read_llama_like, windows=same_window)
 _MISTRAL_TEXTS: Readers = {
     "ministral3": _read_mistral,
@@ -91,7 +91,7 @@ _MISTRAL_TEXTS: Readers = {
 
 
 def _read_ernie(fields: ConfigFields) -> ModelConfig:
-    """Llama with rotary pairs side by side. Either all projections have biases, or none."""
+    """Reads Llama with rotary pairs side by side. Either all projections have biases, or none."""
     has_bias = fields.flag("use_bias")
     fields = fields.replace(attention_bias=has_bias, mlp_bias=has_bias)
     return read_llama_like(fields, tensor_names="ernie4_5")
@@ -104,7 +104,7 @@ def _read_ernie_moe(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_falcon(fields: ConfigFields) -> ModelConfig:
-    """Falcon: 7B (one key-value head), 40B and 180B (grouped), and the old sequential layers."""
+    """Reads Falcon: 7B (one key-value head), 40B and 180B (grouped), old sequential layers."""
     if fields.flag("alibi"):
         fields.refuse("alibi", True, "rotary positions (alibi=false)")
     is_new, has_bias = fields.flag("new_decoder_architecture"), fields.flag("bias")
@@ -133,7 +133,7 @@ def _read_falcon(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_smollm3(fields: ConfigFields) -> ModelConfig:
-    """Llama, but every few layers have no rope; by default only these have the window."""
+    """Reads SmolLM3: every few layers have no rope, and by default only these have the window."""
     num_layers = fields.count("num_hidden_layers")
     are_turned = _are_turned(fields, num_layers)
     fields = fields.or_else({"layer_types": [GLOBAL if turned else LOCAL for turned in are_turned]})
@@ -160,8 +160,8 @@ def _are_turned(fields: ConfigFields, num_layers: int) -> Sequence[bool]:
 
 
 def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
-    """Experts with clamped gates, biases everywhere, attention sinks, and a window in every other
-    layer."""
+    """Reads gpt-oss: experts with clamped gates, biases everywhere, attention sinks, and a window
+    in every other layer."""
     config = read_llama_like(
         fields,
         windows=alternating_windows,
@@ -175,13 +175,13 @@ def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_glm4(fields: ConfigFields) -> ModelConfig:
-    """Norms before and after attention and MLP, and rope on part of each head."""
+    """Reads GLM 4: norms before and after attention and MLP, and rope on part of each head."""
     config = read_llama_like(fields, tensor_names="glm4", usual_rotary_share=0.5)
     return replace(config, has_out_bias=False, has_output_norms=True)
 
 
 def _read_seed_oss(fields: ConfigFields) -> ModelConfig:
-    """Llama, with biases on queries, keys and values only."""
+    """Reads Seed-OSS: Llama with biases on queries, keys and values only."""
     return replace(read_llama_like(fields), has_out_bias=fields.flag("attention_out_bias"))
 
 

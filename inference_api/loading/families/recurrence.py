@@ -33,11 +33,11 @@ class RecurrentConfig:
     is_tiled: bool = False  # value heads that share are interleaved instead
     has_log_decays: bool = True  # the checkpoint has logarithms of how fast heads forget
     has_norm: bool = True  # the output of `mamba2` is normalised
-    norm_eps: float | None = None  # norms of what heads make have it; None: as other norms
-    is_doubled: bool = False  # heads correct up to twice: what a state has may change its sign
-    has_norms_before: bool = False  # these layers have norms before mixer and MLP alone
+    norm_eps: float | None = None  # epsilon of the norms of heads' outputs; None: as other norms
+    is_doubled: bool = False  # corrections are doubled, so that they may change a state's sign
+    has_norms_before: bool = False  # these layers have norms before mixer and MLP, not after
     is_beside_attention: bool = False  # attention reads the same input, and the outputs are added
-    gate_rank: int = 0  # `kimi_delta` makes gates and decays of latents of this size
+    gate_rank: int = 0  # size of the latents from which `kimi_delta` computes gates and decays
 
     @property
     def in_floats(self) -> int:
@@ -52,7 +52,7 @@ class RecurrentConfig:
 
     @property
     def step_rows(self) -> int:
-        """Rows of the exact projection: to how much heads correct and how long a step is."""
+        """Rows of the exact projection, which gives each head's correction and step length."""
         if self.kind == "kimi_delta":
             return self.heads + 2 * self.gate_rank
         return 2 * self.heads if self.kind == "delta" else 0

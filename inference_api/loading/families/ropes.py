@@ -60,7 +60,7 @@ def read_rope(
 def read_ropes_by_kind(
     fields: ConfigFields, config: ModelConfig, local_theta: float
 ) -> tuple[RopeConfig, RopeConfig]:
-    """Returns the rope of layers that see everything, and the rope of layers that have a window:
+    """Returns the rope of layers without a window, and the rope of layers with one. The latter is
     plain, with `local_theta`, unless `rope_parameters` says otherwise."""
     by_kind = fields.under(fields.mapping("rope_parameters"))
 
@@ -82,7 +82,7 @@ def rope_of(
     rotary_dim: int,
     kinds: Mapping[str, RopeKind] = KINDS,
 ) -> RopeConfig:
-    """Returns the rope that an object of `rope_parameters` describes; `theta` is the default."""
+    """Returns the rope that an object of `rope_parameters` describes. `theta` is its default."""
     given_kind = scaling.raw.get("rope_type") or scaling.raw.get("type") or "default"
     kind = kinds.get(str(given_kind))
     if kind is None:

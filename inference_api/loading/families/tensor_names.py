@@ -69,9 +69,9 @@ class Names:
     shared_down: str = ""
     shared_gate: str = ""
     mtp: MtpNames | None = _MTP
-    is_mlp_next: bool = False  # where a layer attends, its MLP is the checkpoint's next layer
+    is_mlp_next: bool = False  # a layer with attention has its MLP in the checkpoint's next layer
     others: Mapping[str, str] = field(default_factory=dict)
-    """Parts of names that transformers saves, and what published files have instead."""
+    """Parts of names, as transformers saves them: the parts that published files have instead."""
 
 
 _MIXTRAL = Names(

@@ -19,19 +19,19 @@ def no_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
 
 
 def same_window(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
-    """Mistral: one window for all layers; `null` turns it off."""
+    """Reads Mistral's windows: one for all layers; `null` turns it off."""
     if fields.raw.get("sliding_window") is None:
         return (None,) * num_layers
     return (fields.count("sliding_window"),) * num_layers
 
 
 def switched_window(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
-    """Qwen3-MoE: one window for all layers, behind a switch."""
+    """Reads Qwen3-MoE's windows: one for all layers, if `use_sliding_window` is on."""
     return (same_window if fields.flag("use_sliding_window") else no_windows)(fields, num_layers)
 
 
 def windows_by_layer(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
-    """Qwen: behind a switch, for the layers that `layer_types` or `max_window_layers` name."""
+    """Reads Qwen's windows, if switched on: for layers in `layer_types` or `max_window_layers`."""
     if not fields.flag("use_sliding_window") or fields.raw.get("sliding_window") is None:
         return (None,) * num_layers
     window = fields.count("sliding_window")
@@ -44,7 +44,7 @@ def windows_by_layer(fields: ConfigFields, num_layers: int) -> tuple[int | None,
 
 
 def alternating_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
-    """gpt-oss: in every other layer from the first on, unless `layer_types` names them."""
+    """Reads gpt-oss's windows: in every other layer from the first on, or as `layer_types` says."""
     usual = [GLOBAL if layer % 2 else LOCAL for layer in range(num_layers)]
     are_local = are_local_layers(fields, fields.raw.get("layer_types", usual), num_layers)
     windows = zip(same_window(fields, num_layers), are_local, strict=True)
@@ -71,7 +71,7 @@ def with_windows(
     window: int | None,
     ropes: tuple[RopeConfig | None, RopeConfig | None],
 ) -> ModelConfig:
-    """Returns a config whose local layers have this window. `ropes`: of global and local layers."""
+    """Returns a config whose local layers have this window. `ropes`: global layers', then local."""
     return replace(
         config,
         windows=tuple(window if is_local else None for is_local in are_local),

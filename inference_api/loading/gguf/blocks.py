@@ -44,7 +44,7 @@ _HALF_EXPONENTS = (-24, 15)  # least and largest power of two in half precision
 @dataclass(frozen=True, slots=True)
 class GgufTensor(BlockTensor):
     """One tensor as it is in the file. `data` is [rows, …] in the gguf package's own form; the
-    numbers are `factor` times those that it stands for."""
+    tensor's numbers are those of `data` times `factor`."""
 
     kind: GGMLQuantizationType
     data: NDArray[Any]

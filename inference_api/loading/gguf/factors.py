@@ -1,6 +1,6 @@
-"""Factors of NVFP4 matrices. A file has one beside each, in a tensor with `.scale` in its name
-instead of `.weight`, or one for each expert of a stack. It may also have `.input_scale`, for
-activations in four bits, which has no use here."""
+"""Factors of NVFP4 matrices. A file has one for each matrix, or for each expert of a stack, in a
+tensor with `.scale` in its name instead of `.weight`. It may also have `.input_scale`, for
+activations in four bits, which is not used here."""
 
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -18,8 +18,8 @@ Factors = Mapping[str, NDArray[np.float32]]  # keys are names of matrices
 
 
 def scales(wanted: Container[str], tensors: Mapping[str, ReaderTensor]) -> dict[str, str]:
-    """Returns the names of matrices by those of their scales, without scales that are `wanted` for
-    themselves."""
+    """Returns the names of matrices by the names of their scales, without tensors that the decoder
+    needs for something else (`wanted`)."""
     found = {}
     for name in tensors:
         stem, _, kind = name.rpartition(".")
@@ -34,7 +34,7 @@ def scales(wanted: Container[str], tensors: Mapping[str, ReaderTensor]) -> dict[
 def factors(
     path: Path, scales: Mapping[str, str], tensors: Mapping[str, ReaderTensor]
 ) -> dict[str, NDArray[np.float32]]:
-    """Returns the factors by names of matrices: one, or one for each expert. Raises
+    """Returns the factors of each matrix by its name: one, or one for each expert. Raises
     StartupError."""
     found, faults = {}, []
     for name, matrix in scales.items():

@@ -38,7 +38,7 @@ from inference_api.loading.stacks import in_stack
 
 MAX_VALUES = 4_000_000  # in all lists of metadata; vocabularies and merges have about 100,000
 MAX_TEXT_BYTES = 64 * 1024**2  # size of one text of metadata
-MAX_ENTRIES = 100_000  # entries of metadata, and as many tensors
+MAX_ENTRIES = 100_000  # entries of metadata; also the limit of tensors
 ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 EMBEDDINGS = {"token_embd.weight": EMBEDDING, "per_layer_token_embd.weight": LAYER_INPUTS}
 LAYER = re.compile(r"blk\.(\d{1,9})\.")

@@ -1,8 +1,8 @@
 """Reorders the integers of GGUF's types for the kernels, which then use them unrounded.
 
-A file stores a block's values in planes of a few bits each: the bit fields within a byte belong to
-inputs that are as many apart as the plane has bytes. In the kernels' panels, the bit fields within
-a byte belong to successive quads of a group: see `kernels/src/layout.h`. Values that are places in
+A file stores a block's values in planes of a few bits each: if a plane has n bytes, the bit fields
+within a byte belong to inputs that are n apart. In the kernels' panels, the bit fields within a
+byte belong to successive quads of a group: see `kernels/src/layout.h`. Values that are indices of
 tables stay as they are: see `layout_codes.h`.
 """
 
@@ -26,11 +26,11 @@ from inference_api.kernels.packing import (
 QUAD = 4
 FOUR, TWO_BITS = np.uint8(4), np.uint8(3)
 MINIMUM_SIGN = np.array([0, 0x8000], np.uint16)  # negates the second of two half floats
-GROUPS, SMALL_GROUPS = SUPER_GROUP // GROUP, SUPER_GROUP // 16  # small ones: of Q2_K, Q3_K, Q6_K
+GROUPS, SMALL_GROUPS = SUPER_GROUP // GROUP, SUPER_GROUP // 16  # small: in Q2_K, Q3_K and Q6_K
 EIGHTS = SUPER_GROUP // 8
 SMALLEST = 16  # inputs of a group in NVFP4
-SIGN, NO_SCALE = np.uint8(0x80), 0x7F  # in its scales: a bit that none has; what stands for 0
-SCALE_HALF = np.float32(2**7)  # makes up for what its scales are too small by as halves
+SIGN, NO_SCALE = np.uint8(0x80), 0x7F  # in NVFP4's scales: an unused bit; a code for 0
+SCALE_HALF = np.float32(2**7)  # 2^8 that scales lack as halves, and 1/2 for doubled values
 MAX_EXPONENT = 252  # largest MXFP4 exponent at which all values are finite floats
 ROWS_AT_A_TIME = 256  # bounds the memory of a conversion
 
@@ -152,8 +152,8 @@ def write_panels(
     first_output: int,
     factor: float = 1,
 ) -> None:
-    """Write `data` [rows, bytes] of a file to outputs `first_output`, … of `packed`; `factor` is of
-    NVFP4, whose outputs share one by eights. Raises UnusableWeight."""
+    """Write `data` [rows, bytes] of a file to outputs `first_output`, … of `packed`. `factor` is
+    for NVFP4, in which eight outputs share one. Raises UnusableWeight."""
     if FILE_BITS.get(kind.name) != packed.bits:
         raise UnusableWeight(f"it is {kind.name} by now")
     form, inputs = _FORMS[kind.name], group_inputs(packed.bits)
@@ -186,14 +186,14 @@ def _write_factor(factor: float, scales: Bytes, first: int, end: int) -> None:
 
 
 def _scales(kind: str, stored: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-    """Returns by name the kernels' fields besides values that differ from the file's."""
+    """Returns by name the kernels' fields except values, changed where the file's differ."""
     if kind == "NVFP4":
         if (stored["scales"] >= SIGN).any():
             raise UnusableWeight("it has scales below zero")
         return {"scales": stored["scales"] * (stored["scales"] != NO_SCALE)}
     if kind == "MXFP4":
         is_finite = stored["exponents"] <= MAX_EXPONENT
-    elif kind == "IQ1_M":  # has four bits of it in each of four scales, the lowest first
+    elif kind == "IQ1_M":  # its unit is spread over four scales, four bits in each, lowest first
         bits = (stored["scales"] >> np.uint16(12)) << np.array([0, 4, 8, 12], np.uint16)
         is_finite = np.isfinite(np.bitwise_or.reduce(bits, -1).view(np.float16))
     else:

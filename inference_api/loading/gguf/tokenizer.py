@@ -56,8 +56,8 @@ _HAN = r"\p{Han}"
 
 
 def _cased_words(contractions: str, digits: str, has_han_apart: bool = False) -> Json:
-    """Returns the pattern of GPT-4o and its descendants: a word ends where capitals begin. Kimi's
-    are, besides, either Chinese or not."""
+    """Returns the pattern of GPT-4o and its descendants: a word ends where capitals begin. With
+    `has_han_apart` (Kimi), Chinese characters form words of their own."""
     first, others, ends = (rf"{_HAN}+|", f"&&[^{_HAN}]", "") if has_han_apart else ("", "", "/")
     upper, lower = (
         rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}{others}]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}")
@@ -102,7 +102,7 @@ _DEEPSEEK_V3 = _sequence(
 )
 _LLAMA_3 = _words_and_numbers("{1,3}")
 _LIKE_LLAMA = ("falcon-h1", "falcon3", "lfm2", "llama-v3", "llama3", "pixtral")
-# Keys are values of tokenizer.ggml.pre. Which of them mean the same follows llama-vocab.cpp.
+# Keys are values of tokenizer.ggml.pre. llama-vocab.cpp says which of them mean the same.
 PRE_TOKENIZERS: dict[str, Json] = {
     "gpt-2": _BYTES,
     **dict.fromkeys(("smollm", "starcoder", "refact"), _sequence(_DIGITS, _BYTES)),

@@ -1,4 +1,4 @@
-"""A packed file: a model's weights in the form of memory, written once, then mapped."""
+"""A packed file: a model's weights as they are in memory, written once, then mapped."""
 
 import mmap
 import os
@@ -48,7 +48,7 @@ class PackedModel:
 
     @cached_property
     def form(self) -> bytes:
-        """All options that decide how the source files are packed, as bytes to hash."""
+        """Returns everything that decides how the source files are packed, as bytes to hash."""
         config = self.config
         # The order of rows depends on these.
         heads = (config.num_kv_heads, config.num_groups, config.head_dim)

@@ -18,7 +18,8 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class SourceHashes:
-    """For any thread of any process. A file's stamp covers its inode, size, time and beginning."""
+    """Hashes by files' stamps. A stamp covers a file's inode, size, time and beginning. Any thread
+    of any process."""
 
     def __init__(self, folder: Path, pause: Callable[[], None]) -> None:
         """`pause` is called between slices of a file that is hashed."""

@@ -26,7 +26,7 @@ PAGE_BYTES = 4096
 
 
 class UnusablePackedFile(Exception):
-    """A packed file is unusable; says why, and at which byte."""
+    """A packed file is unusable. The message says why, and at which byte."""
 
     def __init__(self, fault: str, at_byte: int) -> None:
         super().__init__(f"{fault}, at byte {at_byte}")

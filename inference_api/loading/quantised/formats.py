@@ -96,7 +96,7 @@ def read_quantisation(fields: ConfigFields) -> Quantisation | None:
 
 
 class _Description:
-    """An object of a quantization_config. Faults are added to those of the config.json."""
+    """An object in a quantization_config. Faults are added to the config.json's faults."""
 
     def __init__(self, fields: ConfigFields, name: str, raw: Mapping[str, Any]) -> None:
         self._fields = fields
@@ -260,7 +260,7 @@ def _words(num_values: int, quantisation: Quantisation) -> int:
 
 
 def _bytes(part: SourceTensor, quantisation: Quantisation) -> Wants:
-    """FP8 and int8: one byte for each value."""
+    """Returns the tensors of an FP8 or int8 matrix, with one byte for each value."""
     dtype = "F8_E4M3" if quantisation.form == "float8" else "I8"
     return Wants(Wanted(part.name, (part.shape,), (dtype,)), _scale(part, quantisation))
 
@@ -287,7 +287,7 @@ def _mxfp4(part: SourceTensor, quantisation: Quantisation) -> Wants:
 
 
 def _nvfp4(part: SourceTensor, quantisation: Quantisation) -> Wants:
-    """Bytes of two values, the first one's lowest."""
+    """Returns the tensors of an NVFP4 matrix. A byte has two values, the first in its low half."""
     outputs, inputs = part.shape
     stem, values, factor = _stem(part), part.name, "weight_scale_2"
     if quantisation.form == "nvfp4_packed":
@@ -312,7 +312,8 @@ def _packed(part: SourceTensor, quantisation: Quantisation) -> Wants:
 
 
 def _transposed(part: SourceTensor, quantisation: Quantisation) -> Wants:
-    """AWQ's words hold neighbouring outputs, GPTQ's neighbouring inputs."""
+    """Returns AWQ's tensors, whose words hold neighbouring outputs, or GPTQ's, neighbouring inputs.
+    """
     outputs, inputs = part.shape
     _, groups = num_blocks(part, quantisation)
     stem, words = _stem(part), _words(outputs, quantisation)

@@ -1,8 +1,8 @@
 """Converts matrices of quantised safetensors to floats, or directly to the kernels' blocks.
 
 Integers of 4 and 8 bits in groups of a multiple of 32 inputs are moved unchanged; their scales are
-rounded to half precision, which most have already. NVFP4 stays as it is if the kernels' form is its
-own. Other formats are converted to floats and packed again, a few rows at a time.
+rounded to half precision, which most have already. NVFP4 stays as it is if the kernels use it in
+that form. Other formats are converted to floats and packed again, a few rows at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,14 +94,15 @@ class QuantisedTensor(BlockTensor):
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4Tensor(QuantisedTensor):
-    """Its scales are those that `codes` stand for, times `factor` and half, for doubled values."""
+    """An NVFP4 matrix. `scales` are the numbers of `codes` times `factor`, halved because values
+    are doubled."""
 
     codes: NDArray[np.uint8]  # [row blocks, column blocks]
     factor: float
 
     def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
-        """See `BlockTensor`. Goes by way of GGUF's bytes, which have a group's first eight values
-        in the low halves."""
+        """See `BlockTensor`. Converts to GGUF's bytes first, which have a group's first eight
+        values in the low halves."""
         if packed.bits != FILE_BITS[NVFP4]:
             QuantisedTensor.pack_into(self, pack, packed, first_output)
             return
