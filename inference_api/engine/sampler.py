@@ -69,8 +69,8 @@ def _logprobs(likelihoods: Floats, token_id: int, count: int) -> TokenLogprobs:
 
 
 class Changes(NamedTuple):
-    """Changes to logits, each of one row's token. Its three `amounts`: one is added, one divides
-    the logit if it is then positive and multiplies it if not, one is subtracted."""
+    """Changes to logits, each of one row's token by three `amounts`: the first is added, the second
+    divides positive logits and multiplies others, the third is subtracted."""
 
     rows: NDArray[np.int64]
     tokens: NDArray[np.int64]

@@ -270,8 +270,8 @@ def find_compiler() -> list[str]:
 
 
 def zig(machine: str, library: str = f"gnu.{OLDEST_GLIBC}") -> list[str]:
-    """Returns the command of the compiler in the package ziglang, for every processor of a machine
-    and this C library."""
+    """Returns the command of the compiler in the package ziglang, for a kind of processor and this
+    C library."""
     return [sys.executable, "-m", "ziglang", "c++", "-target", f"{machine}-linux-{library}"]
 
 

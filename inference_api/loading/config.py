@@ -138,7 +138,7 @@ class LayerShape(NamedTuple):
     ffn_size: int
     kv_source: int | None = None  # layer whose keys and values it uses; None: its own
     has_values: bool = True  # False: the key projection's output serves as values too
-    gate_cutoff: float | None = None  # deviations above their mean that gates must exceed
+    gate_cutoff: float | None = None  # standard deviations above their mean that gates must exceed
 
 
 class CacheShape(NamedTuple):
@@ -208,7 +208,7 @@ class ModelConfig:
     has_layer_scalars: bool = False  # after each layer the residual is multiplied by a number
     layer_input_size: int = 0  # per layer, size of one more embedding that it reads; 0: none
     layer_input_tokens: int = 0  # tokens with a row in that; others use the first token's row
-    num_streams: int = 1  # above 1, several residuals are updated by turns: see `src/streams.h`
+    num_streams: int = 1  # above 1: streams with alternating updates, see `src/streams.h`
     laurel_rank: int = 0  # rank of a map beside attention; 0: there is none
     has_sinks: bool = False  # each head's softmax has one more score, learned, without a value
     swiglu: SwiGluConfig | None = None  # replaces the activation of gated MLPs

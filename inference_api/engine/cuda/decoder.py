@@ -2,8 +2,8 @@
 
 One path serves every family: families differ only in the data of `ModelConfig`. Steps have a few
 fixed shapes, and everything that they depend on is on the device, so that they can be recorded. A
-row's numbers depend on that row alone, bit for bit: no operation mixes rows, and matrix products,
-whose order of summation depends on the number of rows, always have the same number of them.
+row's numbers depend on that row alone, bit for bit: no operation mixes rows, and matrix products
+whose order of summation depends on the number of rows always get the same number of them.
 """
 
 import logging
@@ -52,7 +52,7 @@ to 256 tokens, reading the weights takes longer than multiplying; beyond, paddin
 
 NO_EXPERTS: Mapping[int, CpuExperts] = MappingProxyType({})
 MOST_GUESSED = 32
-"""Most tokens of a step that has more tokens than rows. Reading weights takes longer than these."""
+"""Most tokens of a step with room for guesses: reading weights takes longer than so few tokens."""
 
 
 class TorchOutputs(NamedTuple):

@@ -18,7 +18,7 @@ from inference_api.engine.random_numbers import uniforms
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw
 
-MAX_PARTIAL_SORT = 1024  # the most tokens that a step sorts, the likeliest
+MAX_PARTIAL_SORT = 1024  # likeliest tokens that a step sorts
 
 Numbers = NDArray[np.float64]
 

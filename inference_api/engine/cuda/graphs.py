@@ -19,7 +19,7 @@ from inference_api.loading.memory import GIB
 
 LEAST_LENGTH = 128
 SPARE_BYTES = GIB  # memory that weights and caches leave free for torch and recorded steps
-MOST_RECORDED_DRAWS = 32  # tokens; each takes the vocabulary's size in float64
+MOST_RECORDED_DRAWS = 32  # tokens of a recorded draw; each takes a vocabulary of float64
 WARM_UP_RUNS = 3  # runs before a capture, as PyTorch's notes on CUDA graphs recommend
 
 Forward = Callable[[Tensor], Sequence[Tensor]]
@@ -77,7 +77,7 @@ class FixedStep:
         first, *others = self._steps.values()
         outputs = first()
         if others or outputs is not first() or self.num_tokens > MOST_RECORDED_DRAWS:
-            return  # draws need outputs at one address, and few
+            return  # draws are recorded for few outputs, which stay at one address
         for draw in self._draws:
             self._recorded_draws.append(capture(partial(draw, outputs), self._inputs))
 

@@ -20,7 +20,7 @@ def token_inputs(rows: Sequence[RowStep], firsts: Sequence[int]) -> Lines:
     numbers: list[int] = []
     trees: list[tuple[int, Lines]] = []  # first column and slots of each
     for row, first in zip(rows, firsts, strict=True):
-        if row.parents is None and len(row.token_ids) == first + 1:  # most rows, so it is fast
+        if row.parents is None and len(row.token_ids) == first + 1:  # a shortcut for most rows
             ids.append(row.token_ids[-1])
             positions.append(row.start + first)
             numbers.append(row.row)

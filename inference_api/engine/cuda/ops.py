@@ -26,7 +26,7 @@ STEP_LINES = NUM_LINES + 2 * WAYS  # float64 numbers take two lines of int32 eac
 LOGITS, STATES, LIKELIEST = range(3)  # numbers of a step's outputs
 
 MOST_MULTIPLIED = 128
-"""Most tokens of a step in which products with packed weights keep a token's bits independent."""
+"""Most tokens of a step in which products with packed weights give each token independent bits."""
 
 
 class Affine(NamedTuple):
@@ -83,7 +83,8 @@ class Operations(Protocol):
         """Returns rows of a packed embedding, [n, hidden]."""
 
     def tokens(self, inputs: Tensor, lengths: Sequence[int]) -> TokenOperations:
-        """For tokens of any rows. `lengths` ascend, and the last is above every position."""
+        """Returns operations on tokens of any rows, at positions below the last of `lengths`, which
+        ascend."""
 
     def prompt(self, inputs: Tensor, length: int) -> TokenOperations:
-        """For tokens of one row's prompt, at positions below `length`."""
+        """Returns operations on tokens of one row's prompt, at positions below `length`."""

@@ -35,8 +35,8 @@ class OtherLayers(Protocol):
 
 
 class PartDecoder(decoder.Decoder):
-    """A process that has the first layer also has the embedding and the head. It decodes with the
-    help of the `others`."""
+    """Runs the layers of this process. With the first layer it also has the embedding and the head,
+    and decodes with the help of the `others`."""
 
     others: OtherLayers
 

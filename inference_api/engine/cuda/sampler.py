@@ -61,7 +61,8 @@ def _drawn(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> l
 def _logprobs(
     likelihoods: Tensor, token_ids: Sequence[int], counts: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Returns each row's log probabilities, from [n, vocab]: its token's and its `counts` best."""
+    """Returns the log probabilities of one token for each row of `likelihoods` [n, vocab], and of
+    the row's `counts` likeliest tokens."""
     index = torch.tensor(token_ids, device=likelihoods.device).unsqueeze(-1)
     own = likelihoods.gather(-1, index)
     ranks = (likelihoods > own).sum(dim=-1) + 1

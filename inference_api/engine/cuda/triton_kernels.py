@@ -213,9 +213,8 @@ def attend(
     block_dims: tl.constexpr,
     block_places: tl.constexpr,
 ):
-    """Has a program for each token, key-value head and split of the positions (from 0 on), with
-    all query heads that share the key-value head. Splits that a token does not see stay unwritten.
-    """
+    """Has a program for each token, key-value head and split of the positions (from 0 on), with all
+    query heads that share the key-value head. Splits that a token does not see are not written."""
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)

@@ -219,5 +219,5 @@ def _widen(matrix: Panels, rows: Tensor | None, out: Tensor) -> None:
 
 
 def _num_warps(block: int) -> int:
-    """Returns the warps (32 threads each) of a program: about 16 numbers of `block` a thread."""
+    """Returns the number of warps (32 threads): a thread has about 16 numbers of `block`."""
     return min(max(block // 512, 1), 16)
