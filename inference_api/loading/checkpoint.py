@@ -106,7 +106,7 @@ def _described(folder: Path, model: str) -> Described:
 
 
 def _examined(asked: Asked) -> tuple[list[str], Mapping[str, memory.Footprint]]:
-    """Returns the faults of a model and of what drafts for it, and their memory on the CPU."""
+    """Returns the faults of a model and of its drafter, and their memory on the CPU."""
     name, model, options, draft_model = asked
     try:
         described = describe(model)

@@ -71,7 +71,7 @@ def with_windows(
     window: int | None,
     ropes: tuple[RopeConfig | None, RopeConfig | None],
 ) -> ModelConfig:
-    """Returns a config whose local layers have this window. `ropes`: global layers', then local."""
+    """Returns a config whose local layers have this window. `ropes`: for global layers, local."""
     return replace(
         config,
         windows=tuple(window if is_local else None for is_local in are_local),

@@ -312,7 +312,7 @@ def _packed(part: SourceTensor, quantisation: Quantisation) -> Wants:
 
 
 def _transposed(part: SourceTensor, quantisation: Quantisation) -> Wants:
-    """Returns AWQ's tensors, whose words hold neighbouring outputs, or GPTQ's, with inputs."""
+    """Returns AWQ's tensors, with words of neighbouring outputs, or GPTQ's, of inputs."""
     outputs, inputs = part.shape
     _, groups = num_blocks(part, quantisation)
     stem, words = _stem(part), _words(outputs, quantisation)
