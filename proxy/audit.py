@@ -1,6 +1,6 @@
 """One JSON line per request: who asked what of whom, how it went and how long it took.
 
-Never prompts, answers, tokens or query strings.
+It never contains prompts, answers, tokens or query strings.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class AuditRecord:
-    """Filled in along the way. Event loop only.
+    """The facts in a request's line, filled in while it is served. Event loop only.
 
-    `queue_ms` is the time until the upstream sent its head, `ttft_ms` until its first byte of
-    body; both None when it never came to that. `tokens_source` says who counted the tokens: the
-    upstream ("usage"), or we, at least in part, by bytes ("estimated"); `cost` is as exact as they
-    are, and None for a model without a price. `replica_cents` is what the upstream cost meanwhile,
-    shared among the requests that it had; None where that is not known.
+    `queue_ms` is the time until the upstream sent the head of its answer, `ttft_ms` until the first
+    byte of its body; each is None if that never came. `tokens_source` is "usage" if the upstream
+    counted the tokens, and "estimated" if some are estimated from bytes. `cost` is as exact as
+    these, and None for a model without a price. `replica_cents` is the upstream's cost meanwhile,
+    shared among the requests that it had; None if that is not known.
     """
 
     request_id: str
@@ -69,7 +69,7 @@ class AuditRecord:
     ttft_ms: float | None = None
     total_ms: float = 0.0
     started_ns: int = field(default_factory=time.monotonic_ns)
-    ended_ns: int = 0  # since the epoch; 0: it has not
+    ended_ns: int = 0  # since the epoch; 0: the request has not ended
 
     def elapsed_ms(self) -> float:
         return (time.monotonic_ns() - self.started_ns) // 1000 / 1000
@@ -83,7 +83,7 @@ class AuditRecord:
         try:
             return to_json(line).decode()
         except PydanticSerializationError:
-            # A client's JSON may hold half a surrogate pair, which plain UTF-8 has no bytes for.
+            # A client's JSON may hold half of a surrogate pair, which UTF-8 cannot encode.
             return json.dumps(line)
 
     def end(self) -> None:
@@ -97,16 +97,15 @@ def _second(at_s: int) -> str:
 
 
 class AuditLog:
-    """Counts requests that ended within WRITE_WITHIN_S of each other, and writes their lines in one
-    go: one after the other they take twice the time. Event loop only.
-    """
+    """Counts requests and writes their lines, together if they ended within WRITE_WITHIN_S of each
+    other: one after the other they take twice the time. Event loop only."""
 
     def __init__(self, count: Callable[[AuditRecord], None]) -> None:
         self._count = count
         self._records: list[AuditRecord] = []
 
     def write(self, record: AuditRecord) -> None:
-        """The request of `record` has ended now."""
+        """Ends the request of `record` now."""
         record.end()
         if not self._records:
             asyncio.get_running_loop().call_later(WRITE_WITHIN_S, self.flush)
@@ -118,7 +117,7 @@ class AuditLog:
             return
         for record in records:
             self._count(record)
-        # Not `info`, which looks up who called it, for nobody.
+        # Not `info`, which looks up its caller, although nobody reads that.
         text = "\n".join([record.line() for record in records])
         audit_log.handle(audit_log.makeRecord(AUDIT_LOGGER, logging.INFO, "", 0, text, (), None))
 

@@ -1,4 +1,4 @@
-"""The heads of answers, as bytes. Pure functions, but for the date."""
+"""Writes the heads of answers as bytes. Pure functions, except for the date."""
 
 import json
 import time
@@ -10,12 +10,12 @@ from common.errors import Error, MessagesError, is_of_messages, messages_error
 from proxy.errors import NO_HEADERS, Headers, ProxyError
 
 END_OF_CHUNKS = b"0\r\n\r\n"
-_PHRASES = {413: "Content Too Large", 499: "Client Closed Request"}  # Python has others, or none
+_PHRASES = {413: "Content Too Large", 499: "Client Closed Request"}  # not as in HTTPStatus
 
 
 def answer_head(status: int, headers: Headers, *, closes: bool, phrase: str = "") -> bytes:
-    """A status line and its fields, which are taken as they are: all checked before. `phrase`: an
-    upstream's, in place of the status's own."""
+    """Returns a status line with header fields, which the caller has checked. `phrase` is an
+    upstream's, and replaces the status's own."""
     lines = [f"HTTP/1.1 {status} {phrase or phrase_of(status)}", _date(int(time.time()))]
     lines += [f"{name}: {value}" for name, value in headers]
     if closes:
@@ -34,7 +34,7 @@ def content_headers(content_type: str, body: bytes) -> Headers:
 def refusal(
     error: ProxyError, request_id: str, target: str = "", more: Headers = NO_HEADERS
 ) -> tuple[Headers, bytes]:
-    """The fields and the body that a refused client gets, as the target's API has them."""
+    """Returns the header fields and the body of a refusal, in the format of the target's API."""
     ours = [("X-Request-Id", request_id), *more]
     shown: Error | MessagesError = error.body()
     if is_of_messages(target.partition("?")[0]):
@@ -45,7 +45,7 @@ def refusal(
 
 
 def chunk(data: bytes) -> bytes:
-    """Nothing for no data: a chunk of size 0 would be the end."""
+    """Returns data as a chunk, or nothing for no data: a chunk of size 0 would be the end."""
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 

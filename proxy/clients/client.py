@@ -1,7 +1,7 @@
-"""A client's connection: requests in, one at a time, and their answers out.
+"""A client's connection, which reads requests, one at a time, and sends their answers.
 
-It reads on while an answer is under way, so that a client's leaving is noticed at once; what a
-pipelining client sends meanwhile waits here, up to a bound. Event loop only.
+It keeps reading while an answer is sent, so that it notices at once when the client leaves. It
+keeps, up to a bound, what a pipelining client sends meanwhile. Event loop only.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from proxy.clients.request_head import RequestHead, RequestPart, RequestReader
 from proxy.errors import ClientStalled, Draining, Overloaded, ProxyError
 
 MAX_PIPELINED_BYTES = 64 * 1024
-# What an answer may have waiting for a slow reader before its source is held back.
+# With more bytes than this waiting for a slow reader, the source of an answer is held back.
 MAX_UNSENT_BYTES = 64 * 1024
-LINGER_S = 2.0  # for a client to take its last answer and close
+LINGER_S = 2.0  # time for a client to take its last answer and close
 LINGER_BYTES = 16 * 1024 * 1024  # bytes that such a client may still send
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -38,9 +38,9 @@ class Patience:
 
     head_s: float
     body_s: float
-    min_body_bytes_per_s: int  # what comes faster earns more time
+    min_body_bytes_per_s: int  # bytes that earn one more second
     keepalive_s: float
-    stall_s: float  # without taking a byte of what was written for it
+    stall_s: float  # longest time in which it may take no byte of an answer
 
 
 class Service(Protocol):
@@ -50,10 +50,10 @@ class Service(Protocol):
     def is_draining(self) -> bool: ...
 
     def begin(self, exchange: Exchange) -> None:
-        """Start to serve; `client.end_answer` or `break_off` will say that it is over."""
+        """Starts to serve a request. At its end, `client.end_answer` or `break_off` is called."""
 
     def refuse(self, error: ProxyError, *, is_recorded: bool = True) -> bytes:
-        """The answer to what is no request."""
+        """Returns the answer to bytes that are no valid request."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -66,7 +66,7 @@ class ClientConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._pipelined = b""
         self._is_reading = True
-        self._since_s = 0.0  # when the head, or the body that is waited for, began
+        self._since_s = 0.0  # when the head was complete, or reading of the body was resumed
         self._num_discarded_bytes = 0
         self._num_unsent_bytes = 0
         self._will_close = False
@@ -100,7 +100,7 @@ class ClientConnection(asyncio.Protocol):
             self._feed(data)
 
     def eof_received(self) -> None:
-        """Half-closed counts as gone, as most clients that do that have left altogether."""
+        """Treats a half-closed connection as closed: most clients that do this have left."""
         if self._exchange is not None:
             self._exchange.abort(Outcome.CLIENT_GONE)
 
@@ -113,8 +113,8 @@ class ClientConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.is_congested = True
         self._watch_unsent()
-        with suppress(OSError):  # no TCP
-            # From here on it is watched here: the kernel takes small windows for none.
+        with suppress(OSError):  # not a TCP socket
+            # `_expire_writing` watches it from now on: the kernel takes a small window for none.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         if self._exchange is not None:
             self._exchange.set_flowing(False)
@@ -211,18 +211,18 @@ class ClientConnection(asyncio.Protocol):
         if self._will_close or exchange is None or not exchange.body.is_ended:
             self._linger()
         elif self.is_congested:
-            self.set_reading(False)  # no more answers before these are taken
+            self.set_reading(False)  # until the client has taken this answer
         else:
             self._go_on()
 
     def _go_on(self) -> None:
-        """To the next request, which may have come already."""
+        """Continues with the next request, which may have been received already."""
         if not self._is_reading and len(self._pipelined) <= MAX_PIPELINED_BYTES:
             self.set_reading(True)
         self._await_head(Wait.REQUEST if self._pipelined else Wait.NEXT_REQUEST)
         if self._pipelined:
-            # Not from here: a client that pipelines a thousand requests is no recursion. Until
-            # then it stays there, so that what comes first is not taken for its beginning.
+            # Called later, so that a thousand pipelined requests are no deep recursion. Until then
+            # the bytes stay in `_pipelined`, so that bytes which come sooner are put behind them.
             self._loop.call_soon(self._feed_pipelined)
 
     def break_off(self) -> None:
@@ -289,7 +289,7 @@ class ClientConnection(asyncio.Protocol):
             self._crowd.wait(self, wait, now_s)
 
     def _pace_body(self) -> None:
-        """As Apache's mod_reqtimeout does it: some seconds, and more for what has come."""
+        """Sets the body's deadline as Apache's mod_reqtimeout does: bytes received earn time."""
         if self.is_congested or self._exchange is None:
             return
         if not self._exchange.body.is_ended:
@@ -306,12 +306,13 @@ class ClientConnection(asyncio.Protocol):
         self.deadline_s = self._loop.time() + self._patience.stall_s
 
     def _count_unsent(self) -> int:
-        """With what the kernel holds: it makes room here in steps of up to megabytes."""
+        """Returns the bytes that are not sent. Those in the kernel count, too, because it takes
+        more from here in steps of up to megabytes."""
         in_kernel = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
         return self._transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
 
     def _expire_writing(self) -> None:
-        """A client that has taken nothing is cut off; one that is only slow is not."""
+        """Cuts off a client that has taken nothing since the last check; spares a slow one."""
         if self._count_unsent() < self._num_unsent_bytes:
             self._watch_unsent()
             return
@@ -324,21 +325,21 @@ class ClientConnection(asyncio.Protocol):
         self._linger()
 
     def _turn_away(self) -> None:
-        """Its request may be on its way. While nothing of one is here, there is none to record."""
+        """Refuses the client. Records a request only if some of its bytes have come."""
         is_recorded = self._reader is not None and self._reader.has_begun
         error = Draining() if self._service.is_draining else Overloaded("too many connections")
         self._transport.write(self._service.refuse(error, is_recorded=is_recorded))
         self._transport.close()
 
     def _linger(self) -> None:
-        """Close our side and wait for the client's: at once, it might lose what was sent last."""
+        """Closes our side and waits for the client's, so that it loses none of the answer."""
         self._reader = None
         if self._is_tls:
             self._transport.close()
             return
         self._crowd.wait(self, Wait.CLOSE, self._loop.time())
         if not self.is_congested:
-            self._num_unsent_bytes = sys.maxsize  # what is left then is watched from there
+            self._num_unsent_bytes = sys.maxsize  # so that the first check cuts nobody off
             self.deadline_s = self._loop.time() + LINGER_S
         self._transport.resume_reading()
         self._transport.write_eof()
@@ -349,7 +350,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _reset(self) -> None:
-        """Close with a reset in place of an orderly end: a body without framing looks whole."""
+        """Closes with a TCP reset: after an orderly end, a body without framing looks complete."""
         with socket.socket(fileno=os.dup(self._socket.fileno())) as own:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()

@@ -1,7 +1,7 @@
-"""The clients' connections: how many there may be, who has to go first, whose time is over.
+"""The clients' connections: how many there may be, which to close first, whose time is over.
 
-Silent and slow clients cost one entry here each and never more: whoever sent no whole head gives
-way to newcomers, of the same address first. Event loop only.
+A silent or slow client costs no more than one entry here. Connections that have sent no complete
+head make room for new ones, and are closed if their address has too many. Event loop only.
 """
 
 import math
@@ -10,12 +10,12 @@ from typing import Protocol
 
 from common.connections.waiting import Wait, Waiter, WaitingLine
 
-# Above the cap, for /health and for operators.
+# Beyond `max_connections`, for /health and for operators.
 RESERVED_CONNECTIONS = 64
-# No connection is one too many of its address sooner: when many come at once, their heads are read
-# only after all have been accepted.
+# So long a new connection does not count against its address: when many come at once, their heads
+# are read only after all have been accepted.
 GRACE_S = 1.0
-MAX_CLOSED = 64  # in one sweep, of each kind
+MAX_CLOSED = 64  # connections closed in one sweep, for each reason
 
 
 class Member(Waiter, Protocol):
@@ -26,17 +26,18 @@ class Member(Waiter, Protocol):
 
     @property
     def is_sending(self) -> bool:
-        """Whether it has something that the client is yet to take."""
+        """Whether the client has yet to take bytes that were written for it."""
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Called when the deadline has passed."""
 
     def evict(self) -> None:
-        """Close it now; its room is needed. It still waits, and is told if a request may come."""
+        """Closes the connection, because its place is needed. A client that may be sending a
+        request gets a refusal first."""
 
 
 class Crowd:
-    """In the order in which they began to wait."""
+    """All connections. Those that wait are kept in the order in which they began to wait."""
 
     def __init__(self, max_connections: int, max_waiting_per_address: int) -> None:
         self.max_connections = max_connections
@@ -50,12 +51,13 @@ class Crowd:
 
     @property
     def is_full(self) -> bool:
-        """Whether what is left is kept for /health and for operators."""
+        """Whether only the reserved places are left, for /health and for operators."""
         return len(self._members) - len(self._waiting.by_wait[Wait.REQUEST]) > self.max_connections
 
     def enter(self, member: Member, now_s: float) -> bool:
-        """Whether there is room for a new connection; makes some if that can be had. Of newcomers
-        none goes within its grace while there are kept places: one may be /health."""
+        """Adds a connection, and closes a waiting one if that is needed. Returns False if there is
+        no room. A new connection within its grace, which may be for /health, is closed only when
+        the reserved places are taken, too."""
         oldest = self._waiting.oldest()
         is_kept = (
             oldest is not None
@@ -75,17 +77,17 @@ class Crowd:
         self._members.discard(member)
 
     def wait(self, member: Member, wait: Wait, now_s: float) -> None:
-        """Puts the connection behind all that wait for the same."""
+        """Puts the connection behind all others that wait for the same thing."""
         self._waiting.add(member, wait)
         member.waits_since_s = now_s
 
     def serve(self, member: Member) -> None:
-        """It no longer waits."""
+        """Notes that the connection no longer waits."""
         self._waiting.remove(member)
 
     def sweep(self, now_s: float) -> bool:
-        """Close those who are too many or whose time is over. Called a few times a second. Returns
-        whether there are more: of thousands some at a time, to serve others meanwhile."""
+        """Closes connections that are too many or whose time is over. Called a few times a second.
+        Returns whether there are more: of thousands, some wait, so that others are served."""
         surplus = [
             member
             for waiting in self._waiting.by_address.values()

@@ -1,4 +1,4 @@
-"""Server-sent events, read by their grammar as they pass (WHATWG HTML, section 9.2.6)."""
+"""Reads server-sent events as they pass, by their grammar (WHATWG HTML, section 9.2.6)."""
 
 import re
 from dataclasses import dataclass
@@ -9,38 +9,38 @@ from proxy.clients.json_scan import JsonScan, Tally, scan_whole
 BOM = b"\xef\xbb\xbf"
 NUM_TELLING_BYTES = len(BOM) + len(b"data: ")  # bytes of a line that tell its kind
 _LINE_END = re.compile(rb"\r\n?|\n")
-# As nearly all servers write them.
+# The form in which nearly all servers write events.
 _USUAL_EVENTS = re.compile(rb"(?:data: [^\r\n]++\n\n)++")
 
 
 class EventEnd(NamedTuple):
-    """`is_usage`: the event is the one that include_usage asks for, and tells of nothing else."""
+    """`is_usage`: the event is the one that include_usage asks for, and has nothing else."""
 
-    at: int  # in the piece, behind the event's last byte
+    at: int  # offset in the piece, behind the event's last byte
     is_usage: bool
 
 
 @dataclass(slots=True)
 class EventReader:
-    """Reads the data of events, which is JSON, into `tally`."""
+    """Reads token counts and text bytes from the events' data, which is JSON, into `tally`."""
 
     tally: Tally
-    num_texts: int = 0  # events that had some
-    _num_text_bytes: int = 0  # up to the last event
+    num_texts: int = 0  # events that had text
+    _num_text_bytes: int = 0  # bytes of text up to the last event
     _scan: JsonScan | None = None  # None: the event has no data so far
-    _line: bytes | None = b""  # its beginning; None: it has been told what it is
+    _line: bytes | None = b""  # the line's beginning; None once its kind is known
     _is_first_line: bool = True
     _is_data: bool = False
     _is_after_cr: bool = False
-    _ended: bool | None = None  # `is_usage` of the event that the last line ended
+    _ended: bool | None = None  # `is_usage` of the event that the last line ended, if any
 
     @property
     def is_between_events(self) -> bool:
-        """Whether no data has come since the last one."""
+        """Whether no data has come since the last event."""
         return self._scan is None and not self._line
 
     def feed(self, piece: bytes) -> list[EventEnd]:
-        """Returns the ends of the events that end in it."""
+        """Returns the ends of the events that end in the piece."""
         is_at_begin = self._line == b"" and self._scan is None and not self._is_after_cr
         if is_at_begin and _USUAL_EVENTS.fullmatch(piece):
             return self._feed_usual(piece)
@@ -63,7 +63,7 @@ class EventReader:
         return ends
 
     def finish(self) -> None:
-        """The stream is over, be it in the middle of an event."""
+        """Ends the stream, even in the middle of an event."""
         self._end_line()
         self._end_event()
 
@@ -79,7 +79,7 @@ class EventReader:
         return ends
 
     def _take(self, part: bytes) -> None:
-        """Takes a part of one line."""
+        """Reads a part of one line."""
         if self._line is not None:
             self._line += part
             if len(self._line) < NUM_TELLING_BYTES:
@@ -89,7 +89,7 @@ class EventReader:
             self._scan.feed(part)
 
     def _tell_line(self, line: bytes) -> bytes:
-        """Returns what the beginning of a line has of data."""
+        """Finds out what kind of line begins like this. Returns the data in its beginning."""
         if self._is_first_line:
             line = line.removeprefix(BOM)
         self._line, self._is_first_line = None, False
@@ -103,7 +103,7 @@ class EventReader:
         return line[5:].removeprefix(b" ")
 
     def _end_line(self) -> bool:
-        """Returns whether it is an empty one, which ends an event."""
+        """Ends a line. Returns whether it is empty, which ends the event."""
         is_empty = self._line == b""
         if self._line is not None:
             data = self._tell_line(self._line)
@@ -113,7 +113,7 @@ class EventReader:
         return is_empty
 
     def _end_event(self) -> bool:
-        """Returns whether it is of usage alone."""
+        """Ends an event. Returns whether it has usage and nothing else."""
         scan, self._scan = self._scan, None
         num_text_bytes = self.tally.text_bytes + self.tally.delta_bytes
         if num_text_bytes > self._num_text_bytes:

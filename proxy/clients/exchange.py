@@ -15,28 +15,28 @@ class Client(Protocol):
     """The client's connection, as an exchange uses it."""
 
     def must_close(self, *, is_last: bool = False) -> bool:
-        """Whether the answer about to begin is the connection's last, by wish or by need."""
+        """Returns whether the connection closes after the answer that is about to begin."""
 
     def write(self, data: bytes) -> None: ...
 
     def end_answer(self) -> None:
-        """All of the answer is written."""
+        """Called when the whole answer has been written."""
 
     def break_off(self) -> None:
-        """The answer has begun and will not be whole: the client has to see that."""
+        """Ends an answer that stays incomplete, in a way that the client notices."""
 
     @property
     def is_congested(self) -> bool: ...
 
 
 class Source(Protocol):
-    """The upstream side of an answer, held back while the client does not read."""
+    """The upstream side of an answer, which is held back while the client does not read."""
 
     def set_reading(self, is_reading: bool) -> None: ...
 
 
 class Exchange:
-    """A request, its client and, while an answer is relayed, where that comes from."""
+    """A request, its client and, while an answer is relayed, the source of the answer."""
 
     def __init__(self, head: RequestHead, body: RequestBody, client: Client) -> None:
         self.head, self.body, self.client = head, body, client
@@ -48,24 +48,25 @@ class Exchange:
         self._task = asyncio.get_running_loop().create_task(work)
 
     def abort(self, reason: Outcome) -> None:
-        """Cancel the work. The first reason stays."""
+        """Cancels the work. Only the first reason counts."""
         if self.abort_reason is None and self._task is not None:
             self.abort_reason = reason
-            # Not at once: a task that is cancelled before its first step leaves no audit line.
+            # Later, because a task that is cancelled before its first step leaves no audit line.
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
     def answer(self, status: int, headers: Headers, body: bytes, phrase: str = "") -> None:
-        """An answer of the proxy's own, whole. After an odd request nothing else is believed."""
+        """Sends a whole answer. After a 400 the connection closes, because the bytes that follow a
+        malformed request cannot be trusted."""
         closes = self.client.must_close(is_last=status == 400)
         head = answer_head(status, headers, closes=closes, phrase=phrase)
         self.client.write(head if self.head.method == "HEAD" else head + body)
         self.client.end_answer()
 
     def end(self) -> None:
-        """The work is done. A task and what it works on would keep each other alive."""
+        """Ends the work. Drops the task, because it and this object would keep each other alive."""
         self._task = None
 
     def set_flowing(self, is_flowing: bool) -> None:
-        """The client takes what is written, or no longer does."""
+        """Called when the client stops taking what is written, or takes it again."""
         if self.source is not None:
             self.source.set_reading(is_flowing)

@@ -13,21 +13,21 @@ from proxy.clients.request_head import RequestHead
 from proxy.clients.usage_question import may_ask
 from proxy.errors import BadRequest, BodyTooLarge, ProxyError
 
-# What is read of a body before an upstream is chosen: enough for a prompt of some 60 000 tokens.
-# A body up to this size is inspected and can be sent again to another upstream; beyond it the
-# rest is streamed through.
+# Bytes of a body that are read before an upstream is chosen: enough for a prompt of some 60,000
+# tokens. A body up to this size is inspected, and can be sent again to another upstream. The rest
+# of a longer one is streamed through.
 INSPECTED_BYTES = 256 * 1024
-# Decompressed, it is inspected up to the same size: what is not read here has no model here, and a
-# team that may ask for some models only is refused, as with any other encoding.
+# A compressed body is inspected up to the same size after decompression. A body that cannot be
+# read here, as in other encodings, names no model, and is refused to a team with a list of models.
 GZIP = ("gzip", "x-gzip")
 GZIP_ONLY = zlib.MAX_WBITS | 16  # zlib's flag for a gzip header
-# The characters of a prompt, or of a session's name, that decide its replica: long enough to tell
-# system prompts apart, short enough that a growing conversation keeps its place.
+# Characters of a prompt, or of a session's name, that decide its replica: enough to tell system
+# prompts apart, few enough that a growing conversation keeps its replica.
 AFFINITY_CHARS = 256
 SESSION = "session:"
 # The native routes name the model in their path.
 MODEL_ROUTES = ("inference", "predictions", "chat")
-# What answers with tokens, and so takes a user row.
+# Routes whose requests take a user row.
 GENERATING_ROUTES = frozenset(
     {
         *MODEL_ROUTES,
@@ -49,22 +49,22 @@ class BodySource(Protocol):
     def set_reading(self, is_reading: bool) -> None: ...
 
     def invite_body(self) -> None:
-        """Tell a client that asks first that its body is wanted."""
+        """Tells a client that waits for "100 Continue" to send the body."""
 
 
 class RequestBody:
-    """A request's body: what has come of it, fed by its connection and read by its request. Event
-    loop only."""
+    """The part of a request's body that has come. The connection feeds it, and the request reads
+    it. Event loop only."""
 
     def __init__(self, head: RequestHead, source: BodySource) -> None:
         self.length = head.content_length
         self.is_chunked = head.is_chunked
         self.is_empty = not self.is_chunked and not self.length
         self.is_ended = self.is_empty
-        self.is_complete = self.is_empty  # the prefix is all of it, so that it can be sent again
+        self.is_complete = self.is_empty  # `prefix` is the whole body, so it can be sent again
         self.num_read_bytes = 0
         self.prefix = b""
-        self.is_held_back = False  # enough is here for now
+        self.is_held_back = False  # the connection has stopped reading it
         self._source = source
         self._is_invited = not head.expects_continue
         self._error: ProxyError | None = None
@@ -77,7 +77,7 @@ class RequestBody:
         return self.length is not None or self.is_chunked
 
     def feed(self, piece: bytes) -> None:
-        """Takes a piece from the connection, which stops reading while more is held than wanted."""
+        """Takes a piece from the connection, which stops reading while too many bytes are held."""
         self.num_read_bytes += len(piece)
         self._num_held_bytes += len(piece)
         self._pieces.append(piece)
@@ -86,17 +86,17 @@ class RequestBody:
         self._wake()
 
     def fail(self, error: ProxyError) -> None:
-        """Called by the connection: the rest will not come."""
+        """Called by the connection if the rest will not come."""
         self._error = error
         self._wake()
 
     def end(self) -> None:
-        """Called by the connection: the body is whole."""
+        """Called by the connection at the body's end."""
         self.is_ended = True
         self._wake()
 
     async def read_prefix(self, max_bytes: int, remedy: str = REMEDY) -> None:
-        """Wait for the first INSPECTED_BYTES, or for all of it. Raises BodyTooLarge."""
+        """Waits for the first INSPECTED_BYTES, or for the whole body. Raises BodyTooLarge."""
         _check_size(self.length or 0, max_bytes, remedy)
         while not self.is_ended and self._num_held_bytes < min(INSPECTED_BYTES, max_bytes + 1):
             await self._wait()
@@ -118,7 +118,7 @@ class RequestBody:
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._num_held_bytes = 0
-        self._hold_back(False)  # also behind its end, or the client's leaving would go unnoticed
+        self._hold_back(False)  # even at the body's end, to notice when the client leaves
         return data
 
     def _hold_back(self, is_held_back: bool) -> None:
@@ -127,7 +127,7 @@ class RequestBody:
             self._source.set_reading(not is_held_back)
 
     async def _wait(self) -> None:
-        """For more of it, or its end. Raises what the connection failed with."""
+        """Waits for more of the body, or its end. Raises the error of the connection."""
         if self._error is not None:
             raise self._error
         if not self._is_invited:
@@ -152,15 +152,16 @@ def _check_size(num_bytes: int, max_bytes: int, remedy: str) -> None:
 
 
 class RoutingHints(NamedTuple):
-    """What is read of a JSON body, mostly what decides where it goes. Other bodies have none."""
+    """Facts from a JSON body, mostly to choose an upstream. Other bodies give none."""
 
     model: str | None = None
     affinity_key: str | None = None
-    may_ask_usage: bool = False  # in the client's stead
-    route_key: str = ""  # decides between the servers of a route
+    may_ask_usage: bool = False  # on the client's behalf
+    route_key: str = ""  # chooses among the servers of a route
 
     def routed(self, team_id: str, request_id: str) -> "RoutingHints":
-        """A team's session stays with the server that it has met; without one it is chance."""
+        """Returns the hints with a route key, by which a team's session stays with one server.
+        Without a session, the key differs for each request."""
         is_session = (self.affinity_key or "").startswith(SESSION)
         own_key = self.affinity_key if is_session else request_id
         return self._replace(route_key=f"{team_id}\0{own_key}")
@@ -177,10 +178,10 @@ class InboundRequest(NamedTuple):
 
 
 def target_fault(method: str, target: str) -> str | None:
-    """Why a request line is not forwarded; None when it names a path of ours.
+    """Returns why a request line is not forwarded; None if it names a path.
 
-    The absolute form names a host of the client's choice and is meant for forward proxies;
-    CONNECT asks for a tunnel, TRACE for our own headers back. None has any business here.
+    Three forms are refused: a URL, which is meant for forward proxies and names a host of the
+    client's choice; CONNECT, which asks for a tunnel; and TRACE, which would show our own headers.
     """
     if method in ("CONNECT", "TRACE"):
         return f"Method {method} is not forwarded."
@@ -191,7 +192,7 @@ def target_fault(method: str, target: str) -> str | None:
 
 
 def takes_row(method: str, path: str) -> bool:
-    """Whether a plain path is one that answers with tokens."""
+    """Returns whether a request to this plain path takes a user row."""
     first, _, rest = path.strip("/").partition("/")
     return method == "POST" and (
         first in GENERATING_ROUTES or f"{first}/{rest}" in GENERATING_ROUTES
@@ -199,13 +200,13 @@ def takes_row(method: str, path: str) -> bool:
 
 
 def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
-    """Model, session and prompt of a JSON body; the native routes' model from the path only. Those
-    routes do not look for a model in the body, so one named there must not count. Raises BadRequest
-    for a model that servers written in Go would read, and others would not."""
+    """Returns the hints in a JSON body. The native routes name the model in their path, and ignore
+    a model in the body; so does this function. Raises BadRequest for a "Model" in capitals, which
+    servers written in Go would read, and others would not."""
     if head.method == "GET" and body.is_empty:
         return RoutingHints()
-    # Decoded before it is split, as the server behind us does: otherwise `/inference%2Fx` would
-    # be another model to us than to it.
+    # Decoded before it is split, as the upstream does it: otherwise `/inference%2Fx` would name
+    # another model here than there.
     parts = [part for part in unquote(head.target.partition("?")[0]).split("/") if part]
     is_native = bool(parts) and parts[0] in MODEL_ROUTES
     fields = _json_fields(head, body) or {}
@@ -227,12 +228,13 @@ def _json_fields(head: RequestHead, body: RequestBody) -> dict[str, Any] | None:
     try:
         fields = parsed(_decoded(head, body.prefix))
     except (ValueError, RecursionError):
-        return None  # the upstream says what is wrong with it, better than we could
+        return None  # the upstream can say better what is wrong with it
     return fields if isinstance(fields, dict) else None
 
 
 def parsed(data: bytes) -> object:
-    """Does what `json.loads` does, which alone reads UTF-16 and half a surrogate pair, sooner."""
+    """Parses JSON faster than `json.loads`, which is used only for what needs it: UTF-16, and
+    halves of surrogate pairs."""
     try:
         return from_json(data)
     except ValueError:
@@ -248,8 +250,8 @@ def num_inspected_bytes(head: RequestHead, body: RequestBody) -> int:
 
 
 def _decoded(head: RequestHead, prefix: bytes) -> bytes:
-    """What the upstream will read of a whole body. Raises ValueError where that is not known:
-    another encoding, or gzip that is damaged, or too large once it is decompressed."""
+    """Returns a whole body as the upstream will read it. Raises ValueError if that is not known:
+    for another encoding, and for gzip that is damaged, or too large once it is decompressed."""
     encoding = head.get("content-encoding", "").strip().lower() or "identity"
     if encoding == "identity":
         return prefix
@@ -266,8 +268,8 @@ def _decoded(head: RequestHead, prefix: bytes) -> bytes:
 
 
 def _affinity_key(fields: dict[str, Any]) -> str | None:
-    """The session, OpenAI's name of what may share a prefix, or what a conversation begins with,
-    which stays the same as it grows."""
+    """Returns a key that requests with a common prefix share: the session, OpenAI's
+    `prompt_cache_key`, or the beginning of a conversation, which stays the same as it grows."""
     for name, kind in (("session_id", SESSION), ("prompt_cache_key", "cache:")):
         named = fields.get(name)
         if isinstance(named, str) and named:
@@ -279,7 +281,7 @@ def _affinity_key(fields: dict[str, Any]) -> str | None:
 
 
 def _beginning(value: object) -> str:
-    """The first text of a prompt: for messages, up to and with the first one of the user."""
+    """Returns the first text of a prompt; of messages, all texts up to the user's first one."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -287,7 +289,7 @@ def _beginning(value: object) -> str:
     texts = []
     for message in value:
         if not isinstance(message, dict):
-            # Ids of one prompt's tokens, or the first of several prompts.
+            # Token ids of one prompt, or the first of several prompts.
             return str(value[:AFFINITY_CHARS] if isinstance(message, int) else value[0])
         texts.append(str(message.get("content")))
         if message.get("role") == "user":

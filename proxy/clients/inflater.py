@@ -1,4 +1,4 @@
-"""Undoes gzip and deflate, which an upstream may answer with although it was asked for neither."""
+"""Decompresses gzip and deflate, which an upstream may send although it was asked for neither."""
 
 import zlib
 from collections.abc import Iterator
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 ENCODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 MAX_PIECE_BYTES = 64 * 1024
-# Beyond both it is a bomb: streams of events shrink to a thirtieth.
+# Beyond MAX_FREE_BYTES plus this many times its size, a body is a bomb. Events shrink 30 times.
 MAX_GROWTH = 64
 MAX_FREE_BYTES = 1024 * 1024
 WITH_HEADER = zlib.MAX_WBITS | 32  # zlib's flag for either header, gzip's or its own
-WITHOUT_HEADER = -zlib.MAX_WBITS  # what some servers call deflate
+WITHOUT_HEADER = -zlib.MAX_WBITS  # raw data, which some servers call deflate
 
 
 @dataclass(slots=True)
 class Inflater:
-    """Fed a body as it comes; makes no more of it than a piece at a time."""
+    """Decompresses a body as it comes, at most MAX_PIECE_BYTES at a time."""
 
-    _stream: "zlib._Decompress | None" = None  # None: which one is not told yet
+    _stream: "zlib._Decompress | None" = None  # None: the format is not known yet
     _begin: bytes = b""
     _num_in: int = 0
     _num_out: int = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Raises ValueError for what is neither, damaged, or a bomb."""
+        """Yields the content. Raises ValueError for damaged data, another format, or a bomb."""
         self._num_in += len(data)
         if self._stream is None:
             data = self._begin = self._begin + data
@@ -46,6 +46,6 @@ class Inflater:
 
 
 def _has_header(data: bytes) -> bool:
-    """gzip's magic number, or zlib's: RFC 1950, section 2.2."""
+    """Returns whether data begins with gzip's magic number, or zlib's (RFC 1950, section 2.2)."""
     is_zlib = data[0] & 15 == 8 and int.from_bytes(data[:2]) % 31 == 0
     return data.startswith(b"\x1f\x8b") or is_zlib

@@ -1,7 +1,7 @@
-"""Finds what a JSON document says of tokens while its bytes pass, and keeps none of the others,
-however many there are and however deep they nest.
+"""Finds token counts and texts in a JSON document while its bytes pass. Keeps only a few bytes in
+memory, however long the document is and however deep it nests.
 
-Quotation marks inside strings are escaped: text is never taken for a key, however it is cut.
+Quotation marks inside strings are escaped, so text is never taken for a key, however it is cut.
 """
 
 import re
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from pydantic_core import from_json
 
-# Keys of strings that are an answer's text. `delta` is one in the events of /v1/responses.
+# Keys whose strings are an answer's text. `delta` is one in the events of /v1/responses.
 _TEXTS = (
     b"arguments|content|delta|partial_json|reasoning|reasoning_content|refusal|response|text"
     b"|thinking"
 )
 _NAME = b'"(usage|choices|message|' + _TEXTS + b')"'
-# Nobody writes more white space there; a bound keeps short what is held back.
+# Nobody writes more white space there, and the bound limits how many bytes are held back.
 _COLON = rb"\s{0,8}+:\s{0,8}+"
 _KEY = re.compile(_NAME + _COLON + b"(?=.)", re.DOTALL)
-# What is neither a bracket, nor a key of those above, nor a string that does not end here.
+# Bytes up to the next bracket, one of the keys above, or a string whose end has not come.
 _PLAIN = rb'(?:[^][{}"]++|(?!' + _NAME + rb'\s{0,8}+(?::|\Z))"(?:[^"\\]++|\\.)*+")*+'
 _TO_BRACKET = re.compile(_PLAIN, re.DOTALL)
 _TO_DEEP_BRACKET = re.compile(
@@ -28,7 +28,7 @@ _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _TEXT = re.compile(b'"(' + _TEXTS + b')"' + _COLON + rb'"((?:[^"\\]++|\\.)*+)', re.DOTALL)
 _BRACKETS = re.compile(rb"[\[{]++|[\]}]++")
 _USAGE = re.compile(b'"usage"' + _COLON + rb"\{")
-MAX_HELD_BYTES = 64  # more than a key and its colon take
+MAX_HELD_BYTES = 64  # longer than any key with its colon
 MAX_WHOLE_BYTES = 16 * 1024  # longer answers are read by JsonScan
 MAX_USAGE_BYTES = 16 * 1024
 MAX_TOKENS = 2**31
@@ -36,13 +36,13 @@ MAX_TOKENS = 2**31
 
 @dataclass(slots=True)
 class Tally:
-    """What one answer has said of tokens so far, and how many bytes of text it had."""
+    """The token counts that one answer has reported so far, and the bytes of its text."""
 
     prompt: int | None = None
     completion: int | None = None
     total: int | None = None
-    cached: int | None = None  # the part of `prompt` that a prefix cache had
-    is_stale: bool = False  # text has come since `completion` was told
+    cached: int | None = None  # the part of `prompt` that came from a prefix cache
+    is_stale: bool = False  # text has come since `completion` was reported
     text_bytes: int = 0
     delta_bytes: int = 0
 
@@ -51,17 +51,18 @@ class Tally:
         return self.delta_bytes or self.text_bytes
 
     def take_text(self, key: bytes, num_bytes: int) -> None:
-        """Deltas apart: later events of /v1/responses repeat their text."""
+        """Counts a text; deltas apart, because later events of /v1/responses repeat their text."""
         if key == b"delta":
             self.delta_bytes += num_bytes
         else:
             self.text_bytes += num_bytes
 
     def take_usage(self, usage: dict[str, object]) -> None:
-        """Counts of an answer grow as it does: the last stands, but a 0 takes none back."""
+        """Records reported counts. They grow with the answer, so the last ones replace earlier
+        ones, except by a 0."""
         prompt = _number(usage, "prompt_tokens", "input_tokens")
         if prompt is not None:
-            # Anthropic's input_tokens leave these out.
+            # Anthropic's input_tokens does not include these.
             for name in ("cache_creation_input_tokens", "cache_read_input_tokens"):
                 prompt += _number(usage, name) or 0
             self.prompt = prompt or self.prompt or 0
@@ -86,9 +87,8 @@ def _number(usage: dict[str, object], *names: str) -> int | None:
 
 
 def scan_whole(data: bytes, tally: Tally) -> bool:
-    """Does for a document that is all there, and tells of no usage, what JsonScan does in several
-    times the time. Returns False, with nothing done, for one that does.
-    """
+    """Does what JsonScan does, several times faster, for a complete document without usage.
+    Returns False, with nothing done, if the document has usage."""
     if _USAGE.search(data):
         return False
     for key, text in _TEXT.findall(data):
@@ -97,9 +97,8 @@ def scan_whole(data: bytes, tally: Tally) -> bool:
 
 
 def parse_whole(data: bytes, tally: Tally) -> bool:
-    """Does for a short answer that is all there what JsonScan does in several times the time.
-    Returns False, with nothing done, for whatever else it may be, and for one with several usages.
-    """
+    """Does what JsonScan does, several times faster, for a complete short answer. Returns False,
+    with nothing done, for any other data, and for an answer with several usages."""
     if (
         len(data) > MAX_WHOLE_BYTES
         or not data.rstrip().endswith(b"}")
@@ -113,7 +112,7 @@ def parse_whole(data: bytes, tally: Tally) -> bool:
     for holder in (fields, fields.get("message"), fields.get("response")):
         if isinstance(holder, dict) and isinstance(usage := holder.get("usage"), dict):
             tally.take_usage(usage)
-    if tally.completion is None and tally.total is None:  # or nobody estimates it by its text
+    if tally.completion is None and tally.total is None:  # else no estimate needs the text
         for key, text in _TEXT.findall(data):
             tally.take_text(key, len(text))
     return True
@@ -121,17 +120,16 @@ def parse_whole(data: bytes, tally: Tally) -> bool:
 
 @dataclass(slots=True)
 class JsonScan:
-    """Fed a document's bytes as they come. Tells `tally` of usage at the top level, or in a
-    `message` or `response` there, which events of other APIs than OpenAI's first wrap it in.
-    """
+    """Reads a document's bytes as they come. Records in `tally` the usage at the top level, or in a
+    `message` or `response` there, in which events of /v1/messages and /v1/responses wrap it."""
 
     tally: Tally
     has_usage: bool = False
-    has_no_choices: bool = False  # but an empty list of them
-    _rest: bytes = b""  # what cannot be told apart yet
+    has_no_choices: bool = False  # `choices` is an empty list
+    _rest: bytes = b""  # bytes that cannot be interpreted yet
     _depth: int = 0
     _text_key: bytes | None = None  # key of the current string; empty if the string is no text
-    _usage: bytearray | None = None  # what has come of one
+    _usage: bytearray | None = None  # the bytes so far of the usage that is being read
     _usage_depth: int = 0
     _is_wrapped: bool = False
     _is_choices_new: bool = False
@@ -148,7 +146,7 @@ class JsonScan:
         self._rest = data[at:]
 
     def _step(self, data: bytes, at: int) -> int:
-        """Returns where the next one begins; `at` itself when more has to come first."""
+        """Reads one element. Returns where the next begins; `at` itself if it needs more bytes."""
         if self._text_key is not None:
             return self._read_string(data, at, self._text_key)
         skipped = (_TO_DEEP_BRACKET if self._usage is None else _TO_BRACKET).match(data, at)
@@ -175,12 +173,12 @@ class JsonScan:
         return end
 
     def _turn(self, brackets: bytes) -> int:
-        """Some deeper, or back. Returns how many of them are done with."""
+        """Follows brackets that open or close levels. Returns how many of them it has read."""
         is_choices_new, self._is_choices_new = self._is_choices_new, False
         if brackets[0] in b"{[":
             self._depth += len(brackets)
             return len(brackets)
-        # One at a time where something may end with it.
+        # Only one at a time at the levels where a usage or its wrapper may end.
         end = 1 if self._usage is None else self._usage_depth
         count = min(len(brackets), max(1, self._depth - end - 1)) if self._depth else len(brackets)
         self._depth = max(0, self._depth - count)
@@ -189,7 +187,7 @@ class JsonScan:
         return count
 
     def _enter(self, name: bytes, data: bytes, at: int) -> int:
-        """The value of a key of ours begins."""
+        """Begins the value of one of the keys above. Returns where to read on."""
         begin = data[at : at + 1]
         if begin == b'"':
             self._text_key = b"" if name in (b"usage", b"choices", b"message") else name

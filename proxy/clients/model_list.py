@@ -1,4 +1,4 @@
-"""The list of models: of all servers together, as far as a team may use them. Pure functions."""
+"""Joins the lists of models of all servers, without those a team may not use. Pure functions."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -13,12 +13,12 @@ MAX_LIST_BYTES = 1024 * 1024
 
 
 def model_of(path: str) -> str | None:
-    """The model that a plain path asks about."""
+    """Returns the model that a plain path asks about, if any."""
     return path.removeprefix(f"{LIST_PATH}/") if path.startswith(f"{LIST_PATH}/") else None
 
 
 def read_list(answer: bytes, encoding: str) -> dict[str, Any]:
-    """An upstream's list. Raises ValueError for what is none."""
+    """Returns an upstream's list. Raises ValueError if the answer has none."""
     if encoding.strip().lower() in ENCODINGS:
         answer = b"".join(Inflater().feed(answer))
     fields = from_json(answer)
@@ -28,11 +28,12 @@ def read_list(answer: bytes, encoding: str) -> dict[str, Any]:
 
 
 def joined(answers: Sequence[dict[str, Any]], models: Collection[str] | None) -> bytes:
-    """The first list with what the others add, each model once; only those of `models`, if any."""
+    """Returns the first list, as JSON, with the other lists' models added, each model once. Leaves
+    out models that are not in `models`, unless that is None."""
     fields = answers[0]
-    # llama-server has two of them.
+    # llama-server's answer has two lists.
     shown = {key: _named(answers, key, models) for key in fields if isinstance(fields[key], list)}
-    if "first_id" in fields:  # Anthropic's
+    if "first_id" in fields:  # Anthropic's format
         ids = [_name(each) for each in shown.get("data", ())] or [None]
         fields |= {"first_id": ids[0], "last_id": ids[-1]}
     return json.dumps(fields | shown).encode()

@@ -1,9 +1,9 @@
-"""Web pages among the callers: whose page asks, and what it may read. Pure functions.
+"""Decides which web pages may call the proxy and read its answers. Pure functions.
 
-A browser holds back an answer from a page of another origin unless the answer names that origin,
-and asks first (a preflight) before it sends a token or JSON for one. Which origins may is
-CORS_ORIGINS. Tokens in a header need no further care, as no page has them that was not given them.
-A token in a cookie goes along whoever's page it is, so there the page is looked at.
+A browser hides an answer from a page of another origin unless the answer names that origin, and
+asks first (a preflight) before it sends a token or JSON for such a page. CORS_ORIGINS lists the
+allowed origins. A token in a header needs no further check, because a page has one only if it was
+given it. A browser sends the token in a cookie for any page, so then the page is checked.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from common.addresses import ANY, is_allowed
 from proxy.clients.request_head import RequestHead
 from proxy.errors import Headers, OriginNotAllowed
 
-# No answer allows credentials, so a star means all headers; but it never includes this one.
+# No answer allows credentials, so the star means all headers, except Authorization.
 PREFLIGHT_HEADERS: Headers = [
     ("Access-Control-Allow-Methods", "GET, POST, PUT, DELETE"),
     ("Access-Control-Allow-Headers", "*, Authorization"),
@@ -49,8 +49,8 @@ def check_preflight(head: RequestHead, allowed: Collection[str]) -> None:
 
 
 def check_own_page(head: RequestHead) -> None:
-    """Raises OriginNotAllowed unless the browser says that a page of ours asks. Sec-Fetch-Site says
-    it best; browsers leave it out over plain HTTP to another machine."""
+    """Raises OriginNotAllowed unless the browser says that a page of ours asks. Origin tells if
+    Sec-Fetch-Site is missing, which browsers omit over plain HTTP to another machine."""
     site = head.get("sec-fetch-site")
     origin = urlsplit(head.get("origin", "")[:256]).netloc.lower()
     host = head.get("host", "").lower()

@@ -1,4 +1,4 @@
-"""An answer on its way from an upstream to a client: framed anew, counted, never held up.
+"""Relays an answer from an upstream to a client: frames it anew and counts it, without delay.
 
 Event loop only.
 """
@@ -11,12 +11,12 @@ from proxy.clients.event_reader import EventEnd
 from proxy.clients.exchange import Client
 from proxy.clients.usage import UsageMeter
 
-# Bytes held back of an unfinished event. An event of usage is far shorter.
+# Most bytes of an unfinished event that are held back. An event of usage is far shorter.
 MAX_HELD_BYTES = 16 * 1024
 
 
 class Relay:
-    """Takes an answer's body. The head goes out with what is taken first, be it nothing."""
+    """Takes an answer's body. Sends the head with the first pieces, even if there are none."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Relay:
         hides_usage: bool,
         note_piece: Callable[[], None],
     ) -> None:
-        """`hides_usage`: the client did not ask for the event that tells it."""
+        """`hides_usage`: the event of usage is left out, because the client did not ask for it."""
         self._client = client
         self._record = record
         self._head = head
@@ -55,7 +55,7 @@ class Relay:
         self._client.write(b"".join(out))
 
     def _count(self, pieces: list[bytes]) -> list[bytes]:
-        """Returns what of them the client gets."""
+        """Counts the pieces. Returns the parts of them that the client gets."""
         record = self._record
         if record.ttft_ms is None:
             record.ttft_ms = record.elapsed_ms()
@@ -69,15 +69,15 @@ class Relay:
 
 
 class UsageHider:
-    """Leaves the event of usage out of a stream of events."""
+    """Removes the event of usage from a stream of events."""
 
     def __init__(self, meter: UsageMeter) -> None:
         self._meter = meter
         self._held = b""  # the part so far of an unfinished event
-        self._is_begun = False  # an event of which the client has a part
+        self._is_begun = False  # the client has got a part of the unfinished event
 
     def without_usage(self, piece: bytes, ends: list[EventEnd]) -> bytes:
-        """Returns what may pass of what has come; `ends` are those of the piece's events."""
+        """Returns the bytes that may pass now. `ends` are those of the events in the piece."""
         num_held, data = len(self._held), self._held + piece
         passed, begin = [], 0
         for end in ends:
@@ -93,6 +93,6 @@ class UsageHider:
         return b"".join(passed)
 
     def rest(self) -> bytes:
-        """What is held back, which passes now."""
+        """Returns the bytes that were held back, because they may pass now."""
         held, self._held = self._held, b""
         return held

@@ -1,7 +1,7 @@
-"""The head of one request, and the reader that takes requests out of a client's bytes.
+"""The head of one request, and the reader that finds requests in a client's bytes.
 
-What bytes mean is for httptools' parser (llhttp, strict by default) to say; what it takes and two
-servers could read in two ways is refused here.
+httptools' parser (llhttp, strict by default) interprets the bytes. This module refuses requests
+that it accepts although two servers could read them in two ways.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ MAX_FIELDS = 100
 MAX_CACHED_NAME = 64  # bytes; longer ones could fill the memory
 END_OF_HEAD = b"\r\n\r\n"
 HEAD_OF_CHUNKS = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-# One line each: a second one could be the one that another server believes.
+# Fields that may come only once, because another server might believe the second one.
 SINGLE_FIELDS = frozenset({"host", "content-length"})
-# RFC 9110, section 6.5.1: what may not come after the body, where it would come too late.
+# Fields that may not come after the body, because that is too late (RFC 9110, section 6.5.1).
 NO_TRAILERS = frozenset(
     {"authorization", "content-encoding", "content-length", "cookie", "host", "te"}
     | {"transfer-encoding", "x-api-key"}
@@ -32,10 +32,10 @@ NO_TRAILERS = frozenset(
 
 @dataclass(slots=True)
 class RequestHead:
-    """`fields` by names in lower case; what came under one name twice is joined by a comma."""
+    """`fields` has names in lower case. Values of a repeated name are joined by a comma."""
 
     method: str
-    target: str  # the request line's own, still percent-encoded
+    target: str  # as in the request line, still percent-encoded
     fields: dict[str, str]
     is_http_1_0: bool = False
     keeps_alive: bool = True
@@ -81,14 +81,14 @@ class RequestPart(Enum):
 
 
 class RequestReader:
-    """Reads one request; the next takes another reader. Event loop only. `on_head` is called once,
-    then `on_body` for each piece; `part` is NONE when all has come."""
+    """Reads one request; the next one needs a new reader. Calls `on_head` once, then `on_body` for
+    each piece. `part` is NONE when the whole request has come. Event loop only."""
 
     def __init__(
         self, on_head: Callable[[RequestHead], None], on_body: Callable[[bytes], None]
     ) -> None:
         self.part = RequestPart.HEAD
-        self.has_overrun = False  # something came behind a chunked body that is lost with it
+        self.has_overrun = False  # bytes after a chunked body have been lost
         self.num_missing_bytes = 0  # bytes still to come of a body of known length
         self._on_head, self._on_body = on_head, on_body
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
@@ -106,15 +106,15 @@ class RequestReader:
         return self._num_head_bytes > 0
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes; returns those that belong to the next request. Raises ProxyError."""
+        """Reads bytes. Returns those that belong to the next request. Raises ProxyError."""
         try:
             return self._feed(data)
         except HttpParserUpgrade:
-            return b""  # asked for by what came behind a chunked body
+            return b""  # the bytes after a chunked body asked for it
         except HttpParserError as error:
             if isinstance(error.__context__, ProxyError):
                 raise error.__context__ from None
-            if self.part is RequestPart.NONE:  # what came behind a chunked body is no request
+            if self.part is RequestPart.NONE:  # the bytes after a chunked body are no request
                 self.has_overrun = True
                 return b""
             raise BadRequest("The request is malformed.", reason=repr(error)) from error
@@ -125,7 +125,7 @@ class RequestReader:
         if self.part is RequestPart.CHUNKED_BODY and self._parser is not None:
             return self._feed_chunked_body(self._parser, data)
         if self.part is not RequestPart.HEAD:
-            self._parser = None  # has done its work, and would keep us alive as we keep it
+            self._parser = None  # it is done, and it and this object would keep each other alive
         return self._feed_sized_body(data) if data and self.part is RequestPart.SIZED_BODY else data
 
     def _feed_chunked_body(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
@@ -136,12 +136,12 @@ class RequestReader:
         return b""
 
     def _feed_head(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
-        """Feed no byte beyond the head, as the parser does not say how far it came."""
+        """Feeds no byte beyond the head, because the parser does not say how far it has read."""
         end = self._end_of_head(data)
         self._num_head_bytes += end
         if self._num_head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLarge(f"The request head exceeds {MAX_HEAD_BYTES} bytes.")
-        # Another protocol may be asked for, which nobody here speaks: the answer is HTTP's.
+        # A request may ask for another protocol, which the proxy lacks. It answers in HTTP.
         try:
             parser.feed_data(data[:end] if end < len(data) else data)
         except HttpParserUpgrade:
@@ -150,8 +150,8 @@ class RequestReader:
         return data[end:]
 
     def _expect_chunks(self) -> None:
-        """With another parser: the first takes what follows for the other protocol's."""
-        self.part = RequestPart.NONE  # nothing that it says of this head counts
+        """Takes a new parser, because the first one takes the body for the other protocol's."""
+        self.part = RequestPart.NONE  # ignores the new parser's calls about HEAD_OF_CHUNKS
         self._parser = httptools.HttpRequestParser(self)
         self._parser.feed_data(HEAD_OF_CHUNKS)
         self.part, self.has_overrun = RequestPart.CHUNKED_BODY, False
@@ -180,7 +180,7 @@ class RequestReader:
         try:
             parser.feed_data(data)
         finally:
-            # Together: of tiny chunks each would be an object for as long as the body is held.
+            # Joined, because each tiny chunk would be an object for as long as the body is held.
             pieces, self._pieces = self._pieces, []
             if pieces:
                 self._num_framing_bytes = 0
@@ -202,9 +202,9 @@ class RequestReader:
         self._num_fields += 1
         if self._num_fields > MAX_FIELDS:
             raise HeadTooLarge(f"The request head has more than {MAX_FIELDS} fields.")
-        if "_" in key:  # servers behind us may take it for the name with a hyphen
+        if "_" in key:  # an upstream may take it for the name with a hyphen
             return
-        text = value.decode("latin-1").rstrip(" \t")  # the parser has taken those in front
+        text = value.decode("latin-1").rstrip(" \t")  # the parser has removed leading ones
         if key in self._fields:
             if key in SINGLE_FIELDS:
                 raise BadRequest(f"The field '{key}' came twice; send it once.")

@@ -1,8 +1,8 @@
 """Counts the tokens of an answer while it passes through, without holding it back.
 
-What an answer says of its usage is believed, wherever it stands. Where it says nothing, as streams
-do that nobody asked for it or that ended early, its tokens are estimated: the prompt's from the
-bytes of the request, the answer's from those of its text.
+The usage that an answer reports is believed, wherever it stands. A stream that was not asked for
+it, or that ended early, reports none. Then its tokens are estimated: those of the prompt from the
+bytes of the request, those of the answer from the bytes of its text.
 """
 
 import re
@@ -12,16 +12,16 @@ from proxy.clients.event_reader import EventEnd, EventReader
 from proxy.clients.inflater import ENCODINGS, Inflater
 from proxy.clients.json_scan import JsonScan, Tally, parse_whole
 
-# What a meter is made of; the last is Hearth's, and says what the prompt of a stream took.
+# Headers that a meter needs. The last is Hearth's own: the number of the prompt's tokens.
 METERED_HEADERS = ("content-type", "content-encoding", "x-prompt-tokens")
-# English has about four bytes to a token, JSON and other scripts differ: an estimate.
+# An estimate: English has about four bytes per token; JSON and other scripts differ.
 BYTES_PER_TOKEN = 4
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Usage(NamedTuple):
-    """`source` is "usage" when the upstream said it all, else "estimated". `cached_tokens` is the
-    part of the prompt that a prefix cache had, where the upstream says so."""
+    """`source` is "usage" if the upstream reported all counts, else "estimated". `cached_tokens` is
+    the part of the prompt that came from a prefix cache, if the upstream reports it."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -34,10 +34,10 @@ class Usage(NamedTuple):
 
 
 class UsageMeter:
-    """Fed every piece of one answer. Event loop only."""
+    """Counts the tokens of one answer, from every piece of it. Event loop only."""
 
     def __init__(self, content_type: str, encoding: str = "", prompt_tokens: str = "") -> None:
-        """The values of METERED_HEADERS, empty where an answer lacks them."""
+        """Takes the values of METERED_HEADERS, which are empty if an answer lacks them."""
         kind = content_type.partition(";")[0].strip().lower()
         encoding = encoding.strip().lower()
         self._prompt_tokens = int(prompt_tokens) if _NUMBER.fullmatch(prompt_tokens) else None
@@ -45,7 +45,7 @@ class UsageMeter:
         self._inflater = Inflater() if encoding in ENCODINGS else None
         is_readable = self._inflater is not None or encoding in ("", "identity")
         self._is_document = is_readable and "json" in kind
-        self._document: JsonScan | None = None  # reads what does not come whole
+        self._document: JsonScan | None = None  # reads JSON that comes in several pieces
         is_events = is_readable and kind == "text/event-stream"
         self._events = EventReader(self._tally) if is_events else None
         self._num_pieces = 0  # pieces of raw text
@@ -53,7 +53,7 @@ class UsageMeter:
 
     @property
     def is_editable(self) -> bool:
-        """Whether it is a stream of events that are written as they are."""
+        """Whether the answer is a stream of events without compression."""
         return self._events is not None and self._inflater is None
 
     @property
@@ -61,7 +61,7 @@ class UsageMeter:
         return self._events is None or self._events.is_between_events
 
     def feed(self, piece: bytes) -> list[EventEnd]:
-        """Returns the ends of its events, if that is what it has and they are not compressed."""
+        """Returns the ends of the events in a piece; none if it is compressed."""
         if self._inflater is None:
             return self._read(piece)
         try:
@@ -85,9 +85,8 @@ class UsageMeter:
         return []
 
     def usage(self, num_prompt_bytes: int | None) -> Usage | None:
-        """Returns the usage of an answer that is over. Without the bytes of a prompt it estimates
-        nothing, and returns None if the answer has no usage.
-        """
+        """Returns the usage of a finished answer. Without `num_prompt_bytes` it estimates nothing,
+        and returns None if the answer has reported no usage."""
         if self._events is not None:
             self._events.finish()
         prompt, completion = self._told()
@@ -107,7 +106,7 @@ class UsageMeter:
         return Usage(prompt, max(completion or 0, estimate), source, cached)
 
     def _told(self) -> tuple[int | None, int | None]:
-        """Returns tokens of the prompt and of the answer; an embedding has a total instead."""
+        """Returns the reported tokens of prompt and answer; embeddings report a total instead."""
         prompt, completion, total = self._tally.prompt, self._tally.completion, self._tally.total
         if total is not None:
             prompt = max(0, total - (completion or 0)) if prompt is None else prompt
@@ -115,7 +114,7 @@ class UsageMeter:
         return prompt, completion
 
     def _estimate(self) -> int:
-        """Tokens of the text: some servers send each by itself, some several at once."""
+        """Returns the estimated tokens of the text. Some servers send several tokens at once."""
         num_pieces = self._num_pieces if self._events is None else self._events.num_texts
         if num_pieces and self._prompt_tokens is not None:
             return num_pieces
@@ -123,6 +122,6 @@ class UsageMeter:
 
 
 def estimated_usage(num_prompt_bytes: int) -> Usage:
-    """Estimates the usage of a request whose client left before the first byte. Its prompt was, or
-    will be, worked on. The upstream had no chance to say how long it was."""
+    """Estimates the usage of a request whose client left before the first byte. The upstream works
+    on its prompt all the same, but had no chance to report its length."""
     return Usage(num_prompt_bytes // BYTES_PER_TOKEN, 0, "estimated")
