@@ -31,7 +31,7 @@ LAST_WORDS_S = 5.0  # time to record the requests that are cut off at the end
 
 
 class ProxyApp:
-    """Composed by `proxy.create_proxy`; `start` and `stop` frame its life in a worker."""
+    """The application, which `proxy.create_proxy` builds. A worker calls `start` and `stop`."""
 
     def __init__(self, settings: Settings, parts: ProxyParts) -> None:
         self._settings = settings
@@ -84,7 +84,7 @@ class ProxyApp:
             self._control.start()
 
     async def stop(self) -> None:
-        """End everything that still runs; after a drain that is nothing."""
+        """Ends everything that still runs; after a complete drain no request does."""
         self._visits.is_draining = True
         for exchange in self._visits.running:
             exchange.abort(Outcome.DRAINED)
@@ -104,18 +104,18 @@ class ProxyApp:
         self._audit.flush()
 
     def request_reload(self) -> None:
-        """Soon read changed files again, and check the upstreams."""
+        """Requests that changed files are read again and upstreams are checked, soon."""
         self._maintenance.request_run()
         self._health.request_run()
 
     async def drain(self) -> None:
-        """Refuse new requests and let running ones end; after DRAIN_TIMEOUT they are cut off."""
+        """Refuses new requests, and waits up to DRAIN_TIMEOUT until running ones have ended."""
         self._visits.is_draining = True
         ending_s = self._loop.time() + self._settings.drain_timeout
         if self._visits.running:
             drained = asyncio.create_task(self._all_done.wait())
             await asyncio.wait({drained}, timeout=self._settings.drain_timeout)
-        # Ends of answers may still be buffered here for slow readers.
+        # The ends of some answers may still wait here for slow readers.
         while self._loop.time() < ending_s and any(m.is_sending for m in self.crowd.members()):
             await asyncio.sleep(SWEEP_S)
 
@@ -137,7 +137,7 @@ class ProxyApp:
         exchange.start(self._answer(exchange))
 
     def refuse(self, error: ProxyError, *, is_recorded: bool = True) -> bytes:
-        """Answer bytes that are no request."""
+        """Returns the answer to bytes that are no valid request."""
         record = AuditRecord(new_request_id(), "-", "-")
         record.status, record.reason = error.status, error.reason[:256]
         record.outcome = Outcome.REFUSED
@@ -157,7 +157,7 @@ class ProxyApp:
                 self._all_done.set()
 
     def _answer_probe(self, exchange: Exchange) -> bool:
-        """Answer requests that need no token: probes, and preflights of allowed origins."""
+        """Answers probes and allowed preflights, which need no token. Returns whether it did."""
         head = exchange.head
         is_asking = is_preflight(head)
         answer = self._probes.answer(head.target) if head.method in ("GET", "HEAD") else None
@@ -183,7 +183,7 @@ class ProxyApp:
         self._sweeping = self._loop.call_later(SWEEP_ON_S if has_more else SWEEP_S, self._sweep)
 
     def _discover(self) -> None:
-        """Maintenance thread."""
+        """Hands a new list of upstreams to the event loop. Maintenance thread."""
         specs = self._parts.discovery.changed()
         if specs is not None:
             self._loop.call_soon_threadsafe(self._take_list, specs)
@@ -193,7 +193,7 @@ class ProxyApp:
         self._health.request_run()
 
     def _admit_who_waits(self) -> None:
-        """Wake waiting requests, because upstreams may have free rows or have started."""
+        """Wakes waiting requests, because upstreams may have free rows or have started."""
         self._visits.forwarder.room.admit()
         self._sleepers.look_again()
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Aside:
-    """Owned by the app, which closes it. Event loop only."""
+    """Runs calls in threads. Owned by the app, which closes it. Event loop only."""
 
     def __init__(self) -> None:
         # Threads start at the first use, which is after gunicorn's fork.
@@ -27,7 +27,7 @@ class Aside:
         return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
 
     def run_later(self, function: Callable[[], object]) -> None:
-        """Run a call without waiting for it. It is done before `close` returns."""
+        """Runs a call without waiting for it. It is done before `close` returns."""
         self._threads.submit(_logged, function)
 
     def close(self) -> None:

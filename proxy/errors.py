@@ -1,6 +1,6 @@
-"""Every refusal and failure of the proxy, with the status and code a client sees.
+"""Every refusal and failure of the proxy, with the status and code that a client sees.
 
-`visits.Visits` renders them, once, at the edge; `client.ClientConnection` those of broken heads.
+`visits.Visits` turns them into answers; for malformed heads, `client.ClientConnection` does.
 """
 
 from math import ceil
@@ -9,11 +9,11 @@ from common import startup
 from common.errors import WireError
 
 Headers = list[tuple[str, str]]
-NO_HEADERS: Headers = []  # to be read only
+NO_HEADERS: Headers = []  # never changed
 
 
 class ProxyError(WireError):
-    """Base of the tree. `str(error)` is the message for the client; `reason` is for the log."""
+    """Base class. `str(error)` is the message for the client; `reason` is for the log."""
 
     def __init__(self, message: str, *, reason: str = "", headers: Headers = NO_HEADERS) -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class ProxyError(WireError):
 
 
 class _Reasoned(ProxyError):
-    """One message, whatever the reason."""
+    """An error with the same message for all reasons."""
 
     message: str
 
@@ -38,7 +38,7 @@ class BadRequest(ProxyError):
 
 
 class Unauthorized(ProxyError):
-    """One answer for every fault of a token, so that a guesser learns nothing from it."""
+    """The answer to every fault of a token. It names none, so that a guesser learns nothing."""
 
     status = 401
     code = "unauthorized"
@@ -51,7 +51,7 @@ class Unauthorized(ProxyError):
 
 
 class LoginNeeded(Unauthorized):
-    """For a browser that asks for a page."""
+    """A browser asks for a page without a valid token. It is sent to the login."""
 
     status = 303
 
@@ -133,7 +133,7 @@ class HeadTooLarge(ProxyError):
 
 
 class ClientGone(ProxyError):
-    """Nobody is left to answer: for the audit line only."""
+    """The client has left. No answer is sent; this is for the audit line only."""
 
     status = 499
     code = "client_gone"
@@ -155,11 +155,11 @@ class UpstreamBroken(_Reasoned):
 
 
 class UpstreamClosed(UpstreamBroken):
-    """Nobody has seen anything of an answer: what changes nothing may be sent again."""
+    """No byte of an answer came, so a request that changes nothing may be sent again."""
 
 
 class _ComeAgain(_Reasoned):
-    """503 with the seconds after which it is worth asking again."""
+    """A 503 that says after how many seconds to try again."""
 
     status = 503
     retry_after_s = 1
@@ -176,21 +176,21 @@ class UpstreamNotReady(_ComeAgain):
 
 
 class Overloaded(_ComeAgain):
-    """PROXY_REQUESTS or PROXY_CONNECTIONS are reached."""
+    """PROXY_REQUESTS or PROXY_CONNECTIONS is reached."""
 
     code = "overloaded"
     message = "The proxy is overloaded, try again later."
 
 
 class AllRowsBusy(_ComeAgain):
-    """Raised by the balancer for those who wait, and to a client that waited in vain."""
+    """No row is free. The balancer makes a request wait by this; a client gets it in the end."""
 
     code = "all_rows_busy"
     message = "All user rows are busy, try again later."
 
 
 class ServerStarting(_ComeAgain):
-    """Its first replica takes longer than a request may wait: `ready_in_s`, if that is known."""
+    """The server's first replica is not ready in time, but in `ready_in_s`, if that is known."""
 
     code = "server_starting"
     message = "The server of this model is being started, try again later."
@@ -219,7 +219,7 @@ class StreamBroken(Exception):
 
 
 class DiscoveryFailed(Exception):
-    """The list of replicas cannot be had. `is_gone`: what was asked for is too old."""
+    """The list of replicas cannot be had. `is_gone`: the requested version is too old."""
 
     def __init__(self, message: str, *, is_gone: bool = False) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 """The proxy's Prometheus metrics: every name is declared here.
 
-Counted in plain numbers by the event loop, as each request is, and put into Prometheus' terms when
-somebody asks: the library's own counters and histograms take 9 us a request (by hand).
+The event loop counts requests in plain numbers, which become Prometheus metrics at each scrape: the
+library's own counters and histograms take 9 us per request (measured by hand).
 """
 
 from bisect import bisect_left
@@ -22,7 +22,7 @@ from proxy.audit import AuditRecord
 from proxy.upstreams.balancer import Balancer
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-NO_TEAM = "-"  # refused before anybody was known
+NO_TEAM = "-"  # for requests that were refused before their team was known
 
 Gauges = dict[str, tuple[str, Callable[[], int]]]  # name: (meaning, reader of its value)
 Totals = defaultdict[tuple[object, ...], float]  # keys: values of labels
@@ -48,7 +48,7 @@ COUNTERS = {  # name: (meaning, labels)
 
 
 class Durations:
-    """Counts by bucket. Written by the event loop, read by any thread."""
+    """A histogram of durations. The event loop writes it; any thread may read it."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(LATENCY_BUCKETS_S) + 1)
@@ -117,7 +117,7 @@ class Metrics(Collector):
         yield from self._upstreams()
 
     def _upstreams(self) -> Iterable[Metric]:
-        """Load and health of each upstream at the time of asking."""
+        """Returns the load and health of each upstream now."""
         in_flight = GaugeMetricFamily(
             "hearth_proxy_upstream_in_flight", "Requests at the upstream.", labels=["upstream"]
         )

@@ -1,4 +1,4 @@
-"""The parts of a proxy, which its application uses."""
+"""The parts of a proxy that its application gets from the composition root."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from proxy.upstreams.discovery import Discovery
 
 @dataclass(frozen=True, slots=True)
 class ProxyParts:
-    """`refreshers` re-read files that may have changed."""
+    """`refreshers` read files again that may have changed."""
 
     authenticator: Authenticator
     balancer: Balancer

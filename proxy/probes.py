@@ -20,13 +20,13 @@ from proxy.clients.answers import content_headers, phrase_of
 log = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 5.0
-POLL_S = 0.1  # interval at which it notices `stop`
+POLL_S = 0.1  # interval at which the server notices `stop`
 
 Answer = tuple[int, str, bytes]  # status, content type, body
 
 
 class Probes:
-    """Any thread."""
+    """Answers /health and /ready. Any thread."""
 
     def __init__(
         self, is_alive: Callable[[], bool], why_not_ready: Callable[[], str | None]
@@ -72,7 +72,7 @@ class ControlServer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start. A taken port is logged and not fatal, because serving matters more."""
+        """Starts to serve. A taken port is logged and not fatal, because the proxy matters more."""
         for port in self._ports:
             try:
                 self._server = make_server(self._host, port, self._serve, _Server, _QuietHandler)

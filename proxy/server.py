@@ -34,7 +34,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "timeout": 120,
         "graceful_timeout": int(settings.drain_timeout) + GRACE_S,
         "preload_app": False,
-        # There is one per user by default, over which this gunicorn and the API's would conflict.
+        # Its default path is per user, so this gunicorn and the API's would conflict.
         "control_socket_disable": True,
         "max_requests": 0,
         "logconfig_dict": logging_config(settings),
@@ -43,7 +43,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
 
 
 def _take_over_reload(server: Any) -> None:
-    """Have SIGHUP reload the files in the running worker.
+    """Makes SIGHUP reload the files in the running worker.
 
     gunicorn would start a new worker instead, which cuts streams that last longer than the drain,
     loses in-memory limits, and ends the service if a file has a mistake.

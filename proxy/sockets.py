@@ -1,6 +1,6 @@
 """Detects peers whose machine has died without sending a FIN.
 
-It uses keepalive probes while we wait, and unacknowledged bytes while we send.
+While the proxy waits, keepalive probes find them; while it sends, unacknowledged bytes do.
 """
 
 import socket
@@ -11,8 +11,8 @@ KEEPALIVE_PROBES = 3
 
 
 def find_dead_peers(sock: socket.socket, timeout_s: float) -> None:
-    """Set options of a TCP socket, or of a listener for all its connections: a peer that
-    acknowledges nothing for so long counts as dead."""
+    """Sets options of a TCP socket, or of a listener for all its connections. A peer that
+    acknowledges no sent bytes for `timeout_s` counts as dead."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)

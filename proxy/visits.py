@@ -50,18 +50,18 @@ from proxy.upstreams.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
-# Where clients of Anthropic tell of themselves, which is no upstream's business.
+# Anthropic's clients send telemetry here, which no upstream gets.
 EVENTS_PATH = "/api/event_logging/"
-# Beyond PROXY_REQUESTS, for operators.
+# Requests beyond PROXY_REQUESTS, for operators.
 RESERVED_REQUESTS = 16
-# Lists of models that are joined to an upstream's own, and the time that each may take.
+# Other upstreams whose lists of models are joined to the first, and the time for each.
 MAX_LISTS = 16
 LIST_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True)
 class Visit:
-    """All that belongs to one request."""
+    """The state of one request."""
 
     record: AuditRecord
     exchange: Exchange
@@ -75,12 +75,12 @@ class Visit:
 
 
 class Visits:
-    """Serves requests: `_serve` reads as the life of one."""
+    """Serves requests. `_serve` has the steps of one, in order."""
 
     def __init__(
         self, settings: Settings, parts: ProxyParts, crowd: Crowd, aside: Aside, audit: AuditLog
     ) -> None:
-        """`sleepers` and `forwarder` are of use to the app, too."""
+        """The app uses `sleepers` and `forwarder`, too."""
         self._settings = settings
         self._parts = parts
         self._crowd = crowd
@@ -158,7 +158,7 @@ class Visits:
         visit.takes_row = takes_row(head.method, path)
         if visit.takes_row or path.startswith(LIST_PATH):
             route, mark, query = head.target.partition("?")
-            head.target = route.rstrip("/") + mark + query  # which not all servers take for one
+            head.target = route.rstrip("/") + mark + query  # some servers refuse a final slash
         request = InboundRequest(head, body, hints, principal.team_id, visit.takes_row)
         _check_model(request, policy)
         identity = Identity(principal, record.request_id)
@@ -216,7 +216,7 @@ class Visits:
     async def _list_of(
         self, request: InboundRequest, identity: Identity, upstream: Upstream
     ) -> dict[str, Any] | None:
-        """One more list of models; None where it cannot be had, or not soon."""
+        """Returns an upstream's list of models; None if it cannot be had soon."""
         model = next(iter(upstream.spec.models), None)
         request = request._replace(hints=request.hints._replace(model=model))
         try:
@@ -236,8 +236,7 @@ class Visits:
         more: Iterable[dict[str, Any] | None],
         models: Collection[str] | None,
     ) -> None:
-        """Relay a list of models, with those of other upstreams, without those that the team may
-        not use."""
+        """Relays the joined lists of all upstreams' models, without those the team may not use."""
         record, head = visit.record, reply.head
         headers = self._begin(visit, reply) + visit.cors
         answers = [await _read_list(reply), *(each for each in more if each is not None)]
@@ -247,7 +246,7 @@ class Visits:
         visit.exchange.answer(head.status, headers, shown, head.reason)
 
     def _begin(self, visit: Visit, reply: Reply) -> Headers:
-        """The head of an answer has come. Returns what is ours to add to it."""
+        """Records the head of an answer. Returns the headers that the proxy adds to it."""
         record = visit.record
         record.upstream, record.status = reply.upstream.name, reply.head.status
         record.server = reply.upstream.spec.server or None
@@ -256,7 +255,7 @@ class Visits:
         return [("X-Request-Id", record.request_id), *limits]
 
     def _check_room(self, role: Role) -> None:
-        """Raises Overloaded. Some places are left for operators, who may have to see to it."""
+        """Raises Overloaded. Some places are reserved for operators, who may have to help."""
         num_places = self._settings.proxy_requests
         if role is Role.OPERATOR:
             num_places += RESERVED_REQUESTS
@@ -285,7 +284,7 @@ class Visits:
         visit.exchange.answer(page.status, headers, page.body)
 
     def _break_off(self, visit: Visit) -> None:
-        """The exchange was aborted: its client has gone or stalled, or the drain is over."""
+        """Ends an aborted exchange: its client has gone or stalled, or the drain is over."""
         outcome = visit.exchange.abort_reason or Outcome.DRAINED
         if outcome is Outcome.DRAINED and not visit.has_begun_answer:
             self._refuse(visit, Draining())
@@ -296,7 +295,7 @@ class Visits:
         visit.exchange.client.break_off()
 
     def _settle(self, visit: Visit) -> None:
-        """Exactly once per visit: charge, and write down what happened."""
+        """Charges the team, and writes the audit line. Called exactly once per visit."""
         record = visit.record
         record.bytes_in = visit.exchange.body.num_read_bytes
         num_tokens, cost_nanos = 0, 0
@@ -334,7 +333,8 @@ async def _read_list(reply: Reply) -> dict[str, Any]:
 
 
 def _check_model(request: InboundRequest, policy: TeamPolicy) -> None:
-    """A team with a list of models must name one of them, in a body that can be read here."""
+    """Raises ModelNotAllowed if the team has a list of models, and the request names none of them
+    in a way that can be read here."""
     model = request.hints.model
     if model is None and request.head.method in SAFE_METHODS:
         return

@@ -24,7 +24,7 @@ from proxy.sockets import find_dead_peers
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0  # to gunicorn, for which a silent worker is dead
+HEARTBEAT_S = 1.0  # interval of signs of life to gunicorn, which kills a silent worker
 # Bytes that the kernel may buffer for a slow reader; by default it would be megabytes.
 MAX_KERNEL_BYTES = 128 * 1024
 
@@ -39,7 +39,7 @@ class ProxyWorker(Worker):
         return app
 
     def load_wsgi(self) -> None:
-        """Raises AppImportError if the proxy cannot start: gunicorn prints no traceback of it."""
+        """Raises AppImportError if the proxy cannot start: gunicorn prints it without traceback."""
         try:
             super().load_wsgi()
         except StartupError as error:
@@ -80,7 +80,7 @@ class ProxyWorker(Worker):
         await app.stop()
 
     async def _listen(self, listener: object) -> asyncio.Server:
-        """Serve. During a drain clients are still accepted, and get 503."""
+        """Starts to serve. During a drain clients are still accepted, and get 503."""
         sock: socket.socket = listener.sock  # type: ignore[attr-defined]
         tune(sock, self._app.settings.client_timeout)
         tls: ssl.SSLContext | None = ssl_context(self.cfg) if self.cfg.is_ssl else None
@@ -96,7 +96,7 @@ class ProxyWorker(Worker):
 
 
 def tune(listener: socket.socket, timeout_s: float) -> None:
-    """Set options of the listening socket, which accepted connections inherit."""
+    """Sets options of the listening socket, which accepted connections inherit."""
     if listener.family == socket.AF_UNIX:
         return
     find_dead_peers(listener, timeout_s)
@@ -104,7 +104,7 @@ def tune(listener: socket.socket, timeout_s: float) -> None:
 
 
 def descriptors_for(app: ProxyApp) -> None:
-    """Raise this process's limit of descriptors, or else lower its number of connections."""
+    """Raises this process's limit of descriptors, or else lowers its number of connections."""
     # A request has a connection to its client and one to its upstream.
     wanted = app.crowd.max_connections + app.settings.proxy_requests
     allowed = allowed_connections(wanted)

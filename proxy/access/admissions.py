@@ -1,4 +1,4 @@
-"""Admits requests within their teams' limits; in a thread if Redis may block.
+"""Admits requests within their teams' limits. Asks in a thread if Redis may block.
 
 Event loop only.
 """
@@ -16,7 +16,7 @@ class Admissions:
         self._aside = aside
 
     async def admit(self, team_id: str, policy: TeamPolicy) -> Admission:
-        """Admit a request. Raises LimitExceeded. A client that leaves is not counted."""
+        """Admits a request. Raises LimitExceeded. A client that leaves meanwhile is not counted."""
         if not self._limits.may_block:
             return self._limits.admit(team_id, policy)
         admitting = asyncio.ensure_future(self._aside.run(self._limits.admit, team_id, policy))
@@ -27,7 +27,7 @@ class Admissions:
             raise
 
     def leave(self, admission: Admission, num_tokens: int, cost_nanos: int = 0) -> None:
-        """End a request, and charge its team for the tokens it took."""
+        """Ends a request, and charges its team for the tokens it took."""
 
         def leave() -> None:
             self._limits.leave(admission)

@@ -30,7 +30,7 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class DayBudget:
-    """`bound` is the policy's `{unit}_per_day`; one unit is `num_parts` counted parts."""
+    """`bound` is the policy's `{unit}_per_day`. Spending is counted in parts, `num_parts` a unit."""
 
     unit: str
     bound: float

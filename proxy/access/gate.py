@@ -16,7 +16,7 @@ COOKIE = "hearth_token"
 
 
 class Gate:
-    """Event loop only."""
+    """Lets requests in if their token has the role for their path. Event loop only."""
 
     def __init__(
         self, authenticator: Authenticator, policy: Callable[[], Policy], aside: Aside

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 BOUNDS = FetchBounds(connect_s=5.0, read_s=5.0, max_bytes=1024 * 1024)
 MAX_AGE_S = 900.0
-# An unknown key id causes one refetch in this time, and only a few key ids do.
+# An unknown key id causes at most one refetch in this time, and only a few key ids cause one.
 REFETCH_WINDOW_S = 30.0
 MAX_REFETCHES = 5
 # A token without a key id may fit any key, and each try takes time.
@@ -71,10 +71,10 @@ class JwksFile:
 class JwksUrl:
     """Public keys from an identity provider, kept MAX_AGE_S and refetched on an unknown key id.
 
-    There are at most MAX_REFETCHES per REFETCH_WINDOW_S, successful or not, and one for the same
-    key id, so that tokens with made-up key ids cannot overload the provider, and tokens of a
-    removed key cannot delay a new one. After a failed fetch the last good set stays. Any thread;
-    the lock is not held during a fetch, and other threads use the old set meanwhile.
+    There are at most MAX_REFETCHES per REFETCH_WINDOW_S, successful or not, so that tokens with
+    made-up key ids cannot overload the provider; and only one for the same key id, so that tokens
+    of a removed key cannot delay a new key. After a failed fetch the last good set stays. Any
+    thread; during a fetch the lock is free, and other threads use the old set.
     """
 
     may_block = True
@@ -122,7 +122,7 @@ class JwksUrl:
 
 
 def fetch_jwks(url: str) -> str:
-    """Fetch a URL without redirects. Raises FetchFailed, which is an OSError, and ValueError."""
+    """Fetches a URL without redirects. Raises FetchFailed, which is an OSError, and ValueError."""
     return str(fetch(url, BOUNDS), "utf-8")
 
 
@@ -156,7 +156,7 @@ def parse_jwks(text: str) -> tuple[PyJWK, ...]:
 
 
 def select_keys(keys: Sequence[PyJWK], algorithm: str, key_id: str | None) -> tuple[PyJWK, ...]:
-    """Returns the keys for `algorithm`; with a key id, only those that have that id."""
+    """Returns the keys for `algorithm`; with a key id, those with that id, or else with none."""
     fitting = [key for key in keys if key.algorithm_name == algorithm]
     if key_id is not None:
         named = [key for key in fitting if key.key_id == key_id]

@@ -27,9 +27,9 @@ from proxy.errors import Headers, LimitExceeded
 log = logging.getLogger(__name__)
 
 REDIS_TIMEOUT_S = 0.5
-# After a failure of Redis, counts are kept in memory for so long before it is asked again.
+# For this long after a failure of Redis, counts are kept in memory before it is asked again.
 REDIS_RETRY_S = 5.0
-MAX_STEP_S = 5.0  # between two questions; more is a clock that was set
+MAX_STEP_S = 5.0  # a larger step between the clocks means that the machine's clock was set
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Counts:
 
 
 class Admission(NamedTuple):
-    """Permission to run one request. `headers` tell the client what is left of its limits."""
+    """Permission to run one request. `headers` tell the client how much of its limits is left."""
 
     team_id: str
     policy: TeamPolicy
@@ -75,7 +75,7 @@ class TeamLimits:
             storage = RedisStorage(
                 redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
             )
-            # All errors of the client, through the library, because we do not import its module.
+            # The library names the Redis client's errors, so its module need not be imported here.
             self._redis_errors = storage.base_exceptions
             self._shared_places = SharedPlaces(storage.storage)
             self._shared = _counts(storage, self._shared_places)
@@ -86,8 +86,8 @@ class TeamLimits:
         return self._shared is not None
 
     def admit(self, team_id: str, policy: TeamPolicy) -> Admission:
-        """Count a request in, until `leave`. Raises LimitExceeded if it has to wait. Checks that
-        count nothing come first, so that a refused request uses up no request."""
+        """Counts a request as running until `leave`. Raises LimitExceeded if it has to wait. Checks
+        that count nothing come first, so that a refusal does not use up a request of the minute."""
         headers = self._check_day(team_id, policy)
         if policy.tokens_per_minute is not None:
             headers += self._count(team_id, "tokens", policy.tokens_per_minute, headers)
@@ -102,7 +102,7 @@ class TeamLimits:
         return admission
 
     def leave(self, admission: Admission) -> None:
-        """Release the request's place. A lost lease expires by itself."""
+        """Releases the request's place. A lost lease expires by itself."""
         places, place_id = admission.places, admission.place_id
         if places is not None and place_id is not None:
             try:
@@ -111,7 +111,7 @@ class TeamLimits:
                 self._redis_failed(error)
 
     def charge(self, admission: Admission, num_tokens: int, cost_nanos: int = 0) -> None:
-        """Count the tokens and cost of a finished answer, in the minute and day of its end."""
+        """Counts the tokens and cost of a finished answer, in the minute and day of its end."""
         team_id, policy = admission.team_id, admission.policy
         if policy.tokens_per_minute is not None and num_tokens > 0:
             item = _per_minute(policy.tokens_per_minute, "tokens")
@@ -125,7 +125,7 @@ class TeamLimits:
                 self._spend(budget.key(team_id, day), amount)
 
     def renew(self) -> None:
-        """Renew the places of running requests. Called by the maintenance thread."""
+        """Renews the places of running requests. Called by the maintenance thread."""
         if self._shared_places is not None:
             try:
                 self._shared_places.renew()
@@ -150,7 +150,7 @@ class TeamLimits:
         )
 
     def _check_day(self, team_id: str, policy: TeamPolicy) -> Headers:
-        """Returns the headers of the day's budgets."""
+        """Returns the headers of the day's budgets. Raises LimitExceeded if one is spent."""
         headers: Headers = []
         if not (budgets := budgets_of(policy)):
             return headers
@@ -173,7 +173,7 @@ class TeamLimits:
         self._ask(lambda counts: counts.days.incr(key, KEPT_S, amount))
 
     def _count(self, team_id: str, unit: str, limit: int, others: Headers) -> Headers:
-        """Count a request, or only check whether tokens are left. Returns the limit's headers."""
+        """Counts a request, or only checks that tokens are left. Returns the limit's headers."""
         item = _per_minute(limit, unit)
 
         def question(counts: Counts) -> tuple[bool, WindowStats]:
@@ -206,8 +206,8 @@ class TeamLimits:
         return question(self._here())
 
     def _here(self) -> Counts:
-        """Returns memory's counts. Minutes begin anew when the machine's clock is set, by which the
-        library tells them: a team would be refused for as long as the clock was set back."""
+        """Returns the counts in memory. Minutes begin anew when the machine's clock is set, because
+        the library reads it: a team would be refused for as long as the clock was set back."""
         before_s, self._offset_s = self._offset_s, self._wall_clock() - self._clock()
         if abs(self._offset_s - before_s) > MAX_STEP_S:
             anew = _counts(MemoryStorage(), self._local.places)

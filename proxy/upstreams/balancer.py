@@ -1,12 +1,13 @@
-"""The upstreams and the choice between them.
+"""The upstreams, and the choice of one for each request.
 
-Least busy user rows per weight, with a preference: for requests of one session, or with the same
-prompt beginning, rendezvous hashing puts the replicas in an order, and they go to the first that is
-not clearly busier than the rest. So a replica's prefix cache is met again without any table of
-sessions, and a prompt that is too much for one replica has the same second one every time.
+A request goes to the upstream with the fewest busy user rows per weight, with one preference.
+Rendezvous hashing puts the replicas in an order for each session and each beginning of a prompt,
+and requests go to the first that is not clearly busier than the rest. So they find its prefix cache
+without a table of sessions, and a prompt that is too much for one replica always has the same
+second one.
 
-A replica that says in its health check how many user rows it has gets no more generating requests
-than those and a few: the others are told to wait (AllRowsBusy).
+A replica that reports its number of user rows gets no more generating requests than that and a few.
+Further ones have to wait (AllRowsBusy).
 """
 
 import logging
@@ -29,22 +30,22 @@ from proxy.upstreams.upstream import FIRST_COOLDOWN_S, Upstream, UpstreamHealth,
 
 log = logging.getLogger(__name__)
 
-# A preferred replica is left when it has more than this times the mean load, plus the slack.
-# (Consistent hashing with bounded loads, Mirrokni, Thorup and Zadimoghaddam, 2018.)
+# A request leaves its preferred replica if that has more than this times the mean load, plus the
+# slack (consistent hashing with bounded loads, Mirrokni, Thorup and Zadimoghaddam, 2018).
 MAX_LOAD_FACTOR = 1.25
 LOAD_SLACK = 2.0
-# Answers that were broken, garbled or late before an upstream is left alone for a while;
-# one refused connection is enough.
+# Broken, malformed or late answers after which an upstream is ejected for a while. One refused
+# connection is enough.
 MAX_FAILURES = 3
 MAX_COOLDOWN_S = 60.0
-# Health checks in a row without any answer before an upstream is not even tried for want of
-# another: a request would wait as long as it may. One may have been a moment's load.
+# Unanswered health checks in a row after which an upstream is not tried even if no other is left,
+# because a request would wait as long as it may. A single one may be due to a moment's load.
 MAX_SILENT_CHECKS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamStatus:
-    """A snapshot for those who watch."""
+    """A snapshot of an upstream, for metrics."""
 
     name: str
     in_flight: int
@@ -65,7 +66,7 @@ class Balancer:
         keys: Callable[[], UpstreamKeys] = dict,
         routes: Callable[[], Routes] = lambda: NO_ROUTES,
     ) -> None:
-        """`max_in_flight` is of each upstream, `stall_timeout_s` of the silence of its streams."""
+        """`max_in_flight` bounds an upstream's requests; `stall_timeout_s`, its streams' silence."""
         self._connect_timeout_s = connect_timeout_s
         self._max_in_flight = max_in_flight
         self._stall_timeout_s = stall_timeout_s
@@ -82,7 +83,7 @@ class Balancer:
         return self._upstreams
 
     def replace(self, specs: Sequence[UpstreamSpec]) -> None:
-        """Take a new list. Upstreams that stay keep their state; streams of the others run on."""
+        """Takes a new list. Upstreams that stay keep their state; streams of the others run on."""
         with self._lock:
             known = {upstream.spec: upstream for upstream in self._upstreams}
             kept = tuple(known.pop(spec) if spec in known else self._make(spec) for spec in specs)
@@ -98,7 +99,7 @@ class Balancer:
             )
 
     def affinity_counts(self) -> dict[str, int]:
-        """Requests with a preference: `kept` by the replica that it names, or `moved`."""
+        """Returns how many requests their preferred replica got (`kept`), or another (`moved`)."""
         with self._lock:
             return dict(self._affinity)
 
@@ -107,7 +108,7 @@ class Balancer:
             return any(self._is_usable(upstream) for upstream in self._upstreams)
 
     def none_is_ready(self) -> bool:
-        """Whether all say so or refuse connections. False while any is silent, or none is known."""
+        """Returns whether all upstreams are NOT_READY; False if one is silent, or none is listed."""
         with self._lock:
             healths = {upstream.health for upstream in self._upstreams}
         return healths == {UpstreamHealth.NOT_READY}
@@ -119,12 +120,12 @@ class Balancer:
         *,
         takes_row: bool = False,
     ) -> Upstream:
-        """The upstream for a request, counted as in flight until `finish`.
+        """Returns the upstream for a request, which counts as in flight until `finish`.
 
-        What takes no row and names no model that is served may go to any, as all have such routes.
-        When all that are ready have been ejected, one of them is tried all the same: an upstream's
-        own answer says more than our memory. Raises UpstreamUnreachable when all are excluded,
-        UpstreamNotReady when none passes its health checks, and AllRowsBusy when waiting helps.
+        A request that takes no row, for a model that nobody serves, may go to any upstream, because
+        all have such routes. If all ready upstreams are ejected, one of them is tried, because its
+        own answer says more than our memory. Raises UpstreamUnreachable if all are excluded,
+        UpstreamNotReady if none passes its health checks, and AllRowsBusy if waiting helps.
         """
         with self._lock:
             if not self._upstreams:
@@ -154,12 +155,12 @@ class Balancer:
     def has_alternative(
         self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool
     ) -> bool:
-        """Whether a usable upstream is left beside `excluded`."""
+        """Returns whether a usable upstream is left besides `excluded`."""
         with self._lock:
             return any(map(self._is_usable, self._serving(hints, excluded, takes_row=takes_row)))
 
     def with_other_models(self, upstream: Upstream) -> list[Upstream]:
-        """One usable upstream for each list of models that is not the upstream's own."""
+        """Returns one usable upstream for each list of models that differs from this one's."""
         if self._upstreams == (upstream,):
             return []
         with self._lock:
@@ -169,7 +170,7 @@ class Balancer:
         return list(found.values())
 
     def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
-        """`had_row`: it was not refused for want of one."""
+        """Ends a request. `had_row` is False if it was refused for lack of a row."""
         with self._lock:
             upstream.share(self._clock())
             upstream.in_flight -= 1
@@ -177,8 +178,8 @@ class Balancer:
                 upstream.is_full = False
 
     def share_s(self, upstream: Upstream) -> float:
-        """Seconds that a request would have had of the upstream that was there all along, if those
-        that are there at a time have equal shares of it. Requests count between two readings."""
+        """Returns the upstream's seconds, divided equally among the requests in flight at the time.
+        A request's share is the difference between the values at its end and at its beginning."""
         if upstream.spec.cents_per_hour is None:
             return 0.0
         with self._lock:
@@ -186,7 +187,7 @@ class Balancer:
             return upstream.share_s
 
     def report_full(self, upstream: Upstream) -> bool:
-        """It said that it takes no more. Returns whether to wait for a row of it."""
+        """Records that an upstream takes no more. Returns whether to wait for one of its rows."""
         with self._lock:
             upstream.is_full = upstream.rows is not None
             return upstream.is_full
@@ -201,7 +202,7 @@ class Balancer:
             upstream.num_streams -= 1
 
     def note_piece(self, upstream: Upstream) -> None:
-        """A piece of a stream has come. Without the lock, as it is one assignment."""
+        """Records that a piece of a stream has come. One assignment, which needs no lock."""
         upstream.last_piece_s = self._clock()
 
     def report_success(self, upstream: Upstream) -> None:
@@ -211,10 +212,10 @@ class Balancer:
                 upstream.cooldown_s = FIRST_COOLDOWN_S
 
     def report_failure(self, upstream: Upstream, *, is_unreachable: bool = False) -> None:
-        """Count a failure; leave the upstream alone for a while when there are too many.
+        """Counts a failure, and ejects the upstream for a while if there are too many.
 
-        While it is left alone none counts: they are of streams that broke together, and would
-        make of one crash an ejection of a minute."""
+        Failures during an ejection do not count: they come from streams that broke together, and
+        one crash would cause an ejection of a minute."""
         with self._lock:
             if self._clock() < upstream.ejected_until_s:
                 return
@@ -231,9 +232,8 @@ class Balancer:
     def report_health(
         self, upstream: Upstream, health: UpstreamHealth, rows: UpstreamRows | None = None
     ) -> None:
-        """The result of an active check. One that got through also ends an ejection for being
-        unreachable; answers that break say nothing in a health check's favour.
-        """
+        """Records the result of a health check. READY also ends the ejection of an upstream that
+        was unreachable, but not an ejection for broken answers."""
         with self._lock:
             has_changed = upstream.health is not health
             upstream.health = health
@@ -275,7 +275,7 @@ class Balancer:
         return [each for each in serving if each not in excluded] if excluded else serving
 
     def _groups(self, candidates: list[Upstream], hints: RoutingHints) -> Iterable[list[Upstream]]:
-        """In the order in which they are to be asked; by the route, if the model has one."""
+        """Returns groups in the order in which to ask them: by the model's route, if it has one."""
         backends = self.route_of(hints)
         if not backends:
             return (candidates,)
@@ -302,7 +302,7 @@ class Balancer:
     def _pick(
         self, free: Sequence[Upstream], group: Sequence[Upstream], affinity_key: str | None
     ) -> Upstream:
-        """The first in the key's own order that is free and not too busy; else the least busy."""
+        """Returns the first in the key's order that is free and not too busy, or the least busy."""
         if len(group) == 1:
             return free[0]
         least = min(free, key=lambda upstream: upstream.load(1))
@@ -320,7 +320,7 @@ class Balancer:
 
 
 def _may_answer(upstream: Upstream) -> bool:
-    """Whether it is worth trying although it is not ready, or has been ejected."""
+    """Returns whether to try an upstream that has been ejected, or is silent for a moment."""
     if upstream.health is UpstreamHealth.SILENT:
         return upstream.num_silent_checks < MAX_SILENT_CHECKS
     return upstream.health is UpstreamHealth.READY

@@ -6,22 +6,22 @@ import ssl
 from proxy.sockets import find_dead_peers
 from proxy.upstreams.reply import UpstreamConnection
 
-# Servers close idle connections: Hearth after 75 s; vLLM, SGLang and llama.cpp after 5 s. A request
-# on one that closes is answered by another replica, if there is one. A server short of processor
-# time notices seconds late that a connection was idle: hence less than half.
+# Servers close idle connections: Hearth after 75 s; vLLM, SGLang and llama.cpp after 5 s. If one
+# closes when a request is sent, another replica answers, if there is one. Less than half of 5 s,
+# because a server short of processor time is seconds late in noticing what happens.
 MAX_IDLE_S = 2.0
 MAX_IDLE_CONNECTIONS = 256
-MAX_UNTAKEN_S = 60.0  # time for which an upstream may take nothing of a body
+MAX_UNTAKEN_S = 60.0  # longest time in which an upstream may take nothing of a body
 
 
 class ConnectionPool:
     """Idle connections to one address, the most recently used first.
 
-    A server may close a connection after an answer without a word: llama.cpp's does so after
-    chunked ones, which say `Keep-Alive: timeout=5`. A request on its way then is lost, as it may
-    have begun. So after chunked answers connections are used again only once one, which is on
-    trial, has stayed open for `MAX_IDLE_S`; and after answers of either kind no longer once the
-    server has closed one sooner, until another trial.
+    A server may close a connection after an answer without announcing it: llama.cpp's does so after
+    chunked answers, although they say `Keep-Alive: timeout=5`. A request sent at that time is lost,
+    because it may have begun. So after a chunked answer connections are reused only once one of
+    them, on trial, has stayed open for `MAX_IDLE_S`. Once the server has closed a connection sooner
+    after an answer of either kind, connections are not reused after that kind until a new trial.
     """
 
     def __init__(self, scheme: str, host: str, port: int, connect_timeout_s: float) -> None:
@@ -30,12 +30,12 @@ class ConnectionPool:
         self._connect_timeout_s = connect_timeout_s
         self._tls = ssl.create_default_context() if scheme == "https" else None
         self._idle: list[UpstreamConnection] = []
-        self._keeps = {False: True, True: False}  # whether the server does, after chunked ones, too
+        self._keeps = {False: True, True: False}  # was_chunked: whether the server stays connected
         self._on_trial: dict[bool, UpstreamConnection] = {}
         self._is_closed = False
 
     def take_idle(self) -> UpstreamConnection | None:
-        """A live idle connection, if there is one."""
+        """Returns a live idle connection, if there is one."""
         fresh_s = asyncio.get_running_loop().time() - MAX_IDLE_S
         for is_chunked, connection in list(self._on_trial.items()):
             if not connection.is_silent or connection.idle_since_s <= fresh_s:
@@ -51,7 +51,7 @@ class ConnectionPool:
         return None
 
     def release(self, connection: UpstreamConnection) -> None:
-        """Keep it if it can serve again; close it if not."""
+        """Keeps a connection if it can serve again, and closes it if not."""
         is_chunked = connection.was_chunked
         if not connection.can_be_reused or self._is_closed:
             connection.abort()
@@ -65,7 +65,7 @@ class ConnectionPool:
             connection.abort()
 
     def distrust(self, connection: UpstreamConnection) -> None:
-        """The server closed it after its last answer, unlike what it said."""
+        """Records that the server closed a connection after its answer, without announcing it."""
         self._keeps[connection.was_chunked] = False
 
     def close(self) -> None:
@@ -76,12 +76,12 @@ class ConnectionPool:
         self._on_trial.clear()
 
     async def connect(self) -> UpstreamConnection:
-        """A new one. Raises OSError or TimeoutError when the upstream cannot be reached."""
+        """Opens a connection. Raises OSError or TimeoutError if the upstream is unreachable."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_timeout_s):
             transport, connection = await loop.create_connection(
                 UpstreamConnection, self._host, self._port, ssl=self._tls
             )
-        # A stream has no read time-out.
+        # Streams have no read timeout, so this finds upstreams that are gone.
         find_dead_peers(transport.get_extra_info("socket"), MAX_UNTAKEN_S)
         return connection

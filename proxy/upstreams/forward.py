@@ -1,9 +1,9 @@
-"""Sends a request to an upstream and brings the head of its answer. Event loop only.
+"""Sends a request to an upstream and returns the head of its answer. Event loop only.
 
-A request is tried on another upstream while it is certain that nothing has processed it: the
-connection was refused, or the answer was 503. One that only asks for tokens, or is safe by its
-method, is also sent once more where its upstream closed without a byte of an answer, as one that
-dies does. In all cases the whole body is still in hand.
+A request is tried on another upstream if it is certain that none has processed it: the connection
+was refused, or the answer was 503. A request that only asks for tokens, or has a safe method, is
+also sent once more if its upstream closed the connection without a byte of an answer, as it does
+when it crashes. In all cases the whole body is still in memory.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 @dataclass(slots=True)
 class Reply:
-    """An answer whose head has come. `close` exactly once."""
+    """An answer whose head has come. Call `close` exactly once."""
 
     upstream: Upstream
     connection: UpstreamConnection
@@ -49,8 +49,8 @@ class Reply:
     has_asked_usage: bool = False  # on the client's behalf
     is_stream: bool = field(init=False)
     is_held_back: bool = False
-    begun_s: float = 0.0  # seconds of the upstream, as its requests share them
-    replica_cents: float | None = None  # known once it is closed
+    begun_s: float = 0.0  # `Balancer.share_s` at the request's beginning
+    replica_cents: float | None = None  # known once this is closed
 
     def __post_init__(self) -> None:
         self.is_stream = self.head.length is None and not self.connection.is_whole
@@ -59,15 +59,15 @@ class Reply:
 
     @property
     def has_unframed_body(self) -> bool:
-        """Whether how long its body is shows at its end only."""
+        """Whether the length of the body is known only at its end."""
         return self.head.length is None and not self.connection.is_bodyless
 
     def relay(self, receiver: Receiver) -> asyncio.Future[None]:
-        """The body, in the pieces in which it arrives. Raises StreamBroken."""
+        """Passes on the body in the pieces in which it arrives. Raises StreamBroken."""
         return self.connection.relay(receiver)
 
     def set_reading(self, is_reading: bool) -> None:
-        """A stream that is held back for its client's sake says nothing of its upstream."""
+        """Stops or resumes reading. A stream held back by its client does not count as stalled."""
         self.connection.set_reading(is_reading)
         if self.is_stream and self.is_held_back is is_reading:
             self.is_held_back = not is_reading
@@ -75,7 +75,7 @@ class Reply:
             (balancer.begin_stream if is_reading else balancer.end_stream)(self.upstream)
 
     def close(self) -> None:
-        """Give the connection back if it can serve again; close it at once if not."""
+        """Gives the connection back if it can serve again, and closes it at once if not."""
         balancer = self.forwarder.balancer
         if (cents_per_hour := self.upstream.spec.cents_per_hour) is not None:
             had_s = balancer.share_s(self.upstream) - self.begun_s
@@ -91,7 +91,7 @@ class Reply:
 
 
 class Forwarder:
-    """Opens replies."""
+    """Sends requests to upstreams, and opens their replies."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class Forwarder:
         self.room = WaitingRoom(self._choose, self.finish, self._line_of, max_waiting)
         self._retries = RetryBudget()
         self._queue_timeout_s = queue_timeout_s
-        # In the order of their deadlines, as all have the same time.
+        # In the order of deadlines, because all answers have the same time limit.
         self._deadline_s: dict[UpstreamConnection, float] = {}
         self._first_byte_timeout_s = first_byte_timeout_s
         self._max_body_bytes = max_body_bytes
 
     def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
-        """A request is over, and its row, if it had one, may be the next one's."""
+        """Ends a request. Its row, if it had one, goes to the next request that waits."""
         self.balancer.finish(upstream, had_row=had_row)
         if len(self.room):
             self.room.admit()
@@ -122,8 +122,8 @@ class Forwarder:
     async def open(
         self, request: InboundRequest, identity: Identity, only: Upstream | None = None
     ) -> Reply:
-        """As `_open`; once more without the question for usage where that may be refused. `only`:
-        no other upstream is asked."""
+        """Does what `_open` does. If the upstream may have refused the question for usage, sends
+        the request again without it. With `only`, no other upstream is asked."""
         reply = await self._open(request, identity, only)
         if not reply.has_asked_usage or reply.head.status not in REFUSALS:
             return reply
@@ -137,10 +137,10 @@ class Forwarder:
     async def _open(
         self, request: InboundRequest, identity: Identity, only: Upstream | None
     ) -> Reply:
-        """Send the request and wait for the head of the answer.
+        """Sends the request and waits for the head of the answer.
 
         Raises UpstreamUnreachable, UpstreamBroken, UpstreamTimeout, UpstreamNotReady, AllRowsBusy,
-        ServerStarting, or what the body's connection failed with.
+        ServerStarting, or the error of the connection that the body comes from.
         """
         head = upstream_headers(request.head, identity)
         tried: set[Upstream] = set() if only is None else set(self.balancer.upstreams) - {only}
@@ -160,7 +160,7 @@ class Forwarder:
                 unreachable = error
                 continue
             except UpstreamClosed:
-                # Once at most: a request that ends the server that takes it must not end them all.
+                # At most once, because a request that crashes its server must not crash them all.
                 if is_repeated or not self._may_be_repeated(request, upstream, tried):
                     raise
                 is_repeated = True
@@ -173,7 +173,7 @@ class Forwarder:
     async def _upstream(
         self, request: InboundRequest, tried: set[Upstream], deadline_s: float
     ) -> Upstream:
-        """One that has a row for the request, which waits for that, or for its server's start."""
+        """Returns an upstream with a row for the request. Waits for a row, or a server's start."""
         while True:
             try:
                 upstream = self._free_upstream(request, tried)
@@ -182,7 +182,7 @@ class Forwarder:
                     self._sleepers.note_fallback(request.hints, upstream.spec.server)
                 return upstream
             except (UpstreamNotReady, UpstreamUnreachable) as error:
-                # One that has just gone may have been tried before the next one is ready.
+                # UpstreamNotReady is no refusal: a tried replica may go before the next is ready.
                 is_refused = bool(tried) and isinstance(error, UpstreamUnreachable)
                 if is_refused or not request.takes_row:
                     raise
@@ -190,7 +190,7 @@ class Forwarder:
                     raise
 
     def _free_upstream(self, request: InboundRequest, tried: set[Upstream]) -> Upstream | None:
-        """None for a request that has to wait, for a row or for those that do already."""
+        """Returns an upstream; None if the request must wait for a row, or behind others."""
         if request.takes_row and len(self.room):
             return None
         try:
@@ -207,7 +207,7 @@ class Forwarder:
     def _may_go_elsewhere(
         self, request: InboundRequest, upstream: Upstream, tried: set[Upstream]
     ) -> bool:
-        """Whether a 503 is not the last word: another upstream may do, or a row of this one."""
+        """Returns whether to go on after a 503: to another upstream, or to wait for a row here."""
         if not request.body.is_complete:
             return False
         if request.takes_row and self.balancer.report_full(upstream):
@@ -217,8 +217,8 @@ class Forwarder:
     def _may_be_repeated(
         self, request: InboundRequest, upstream: Upstream, tried: set[Upstream]
     ) -> bool:
-        """Whether another upstream may do what this one may have begun; none of another server, for
-        which it may have a price."""
+        """Returns whether another upstream may do again what this one may have begun. It must have
+        the same `server`, because another server may charge for it."""
         changes_nothing = request.takes_row or request.head.method in SAFE_METHODS
         if not (changes_nothing and request.body.is_complete):
             return False
@@ -236,7 +236,7 @@ class Forwarder:
         )
 
     async def _try(self, upstream: Upstream, request: InboundRequest, fields: Headers) -> Reply:
-        """One upstream: finished here on failure, in the reply's `close` otherwise."""
+        """Tries one upstream. On failure finishes the request; else the reply's `close` does."""
         begun_s = self.balancer.share_s(upstream)
         try:
             while True:
@@ -304,7 +304,7 @@ class Forwarder:
             self._deadline_s.pop(connection, None)
 
     def sweep(self, now_s: float) -> None:
-        """Give up on those that let us wait too long. Called a few times a second."""
+        """Gives up on answers whose first byte is late. Called a few times a second."""
         for connection, deadline_s in list(self._deadline_s.items()):
             if deadline_s > now_s:
                 break
@@ -321,7 +321,7 @@ class Forwarder:
     async def _uploaded_or_answered(
         self, upload: asyncio.Task[None], connection: UpstreamConnection
     ) -> None:
-        """An upstream may answer (413, say) before it has all of the body. Raises the upload's."""
+        """Waits for the upload's end, or for an earlier answer (413, say). Raises its error."""
         answer = connection.answered()
         try:
             either: set[asyncio.Future[Any]] = {upload, answer}
@@ -332,7 +332,7 @@ class Forwarder:
                 upload.cancel()
         finally:
             if not answer.cancel() and not answer.cancelled():
-                answer.exception()  # is asked for again by whoever waits for the answer
+                answer.exception()  # counts as retrieved; `_converse` gets it again by `answered`
 
 
 def _is_whole(upload: asyncio.Task[None]) -> bool:
@@ -340,20 +340,20 @@ def _is_whole(upload: asyncio.Task[None]) -> bool:
 
 
 def _body_for(upstream: Upstream, request: InboundRequest) -> bytes:
-    """What there is of the body, asking for usage where the upstream tells it."""
+    """Returns the received part of the body, with the question for usage if that may be asked."""
     body = request.body.prefix
     return asking(body) if request.hints.may_ask_usage and upstream.tells_usage else body
 
 
 def _fields_for(upstream: Upstream, fields: Headers) -> Headers:
-    """The request's header fields, with the key that the upstream wants."""
+    """Returns the request's header fields, with the upstream's API key if it has one."""
     if (key := upstream.key) is None:
         return fields
     return [*(each for each in fields if each[0].lower() != key[0].lower()), key]
 
 
 def _request_bytes(upstream: Upstream, request: InboundRequest, fields: Headers) -> bytes:
-    """The request's head, and what there is of its body."""
+    """Returns the request's head, and the received part of its body."""
     head, body = request.head, request.body
     target = head.target if head.target == "*" else upstream.base_path + head.target
     lines = [f"{head.method} {target} HTTP/1.1", f"Host: {upstream.host}"]

@@ -8,7 +8,7 @@ from proxy.access.auth import Principal
 from proxy.clients.request_head import RequestHead
 from proxy.errors import Headers, UpstreamBroken
 
-# RFC 9110, section 7.6.1, which every hop writes for itself.
+# Fields that every hop writes for itself (RFC 9110, section 7.6.1).
 HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -22,9 +22,9 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# The proxy sets identity and origin; a client may not. `Expect` was answered here. The proxy reads
-# answers as they pass, so they may not be encoded. It has judged what browsers say of their pages.
-# Cookies are its own, or belong to other services on this host.
+# The proxy itself sets identity and origin, has answered `Expect`, and has checked what browsers
+# say about their pages. It reads answers as they pass, so they must not be compressed. Cookies are
+# its own, or belong to other services on this host.
 NEVER_FORWARDED = HOP_BY_HOP | {
     "accept-encoding",
     "access-control-request-headers",
@@ -44,7 +44,7 @@ NEVER_FORWARDED = HOP_BY_HOP | {
     "x-token-id",
 }
 DROPPED_PREFIXES = ("sec-fetch-", "x-forwarded-")
-# What an upstream may not tell a browser: whose pages read us, and what cookies to keep.
+# An upstream may not tell a browser which cookies to keep, nor which pages may read its answers.
 NEVER_RETURNED = HOP_BY_HOP | {"date", "server", "set-cookie"}
 LOCATIONS = frozenset({"content-location", "location", "refresh"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -52,14 +52,14 @@ _URL = re.compile(r"(?i)(https?:)?//[^\s;,'\"]*")
 
 
 class Identity(NamedTuple):
-    """The caller and id of a request, for the headers that tell the upstream."""
+    """The caller and id of a request, which headers tell the upstream."""
 
     principal: Principal
     request_id: str
 
 
 def upstream_headers(head: RequestHead, identity: Identity) -> Headers:
-    """The client's end-to-end headers, then ours. Host and framing are the caller's."""
+    """Returns the client's end-to-end headers, then ours. The caller adds Host and framing."""
     nominated = _nominated(head.get("connection", ""))
     headers = [
         (name, value)
@@ -83,11 +83,11 @@ def upstream_headers(head: RequestHead, identity: Identity) -> Headers:
 def client_headers(
     received: Headers, ours: Headers, is_chunked: bool, upstream_url: str
 ) -> Headers:
-    """The upstream's end-to-end headers, with `ours` in place of any of the same name.
+    """Returns the upstream's end-to-end headers, with `ours` in place of any of the same name.
 
     Redirects to the upstream's own address become paths, which lead back here. Raises
-    UpstreamBroken for framing that the client could read in another way than we do; the rest of
-    what HTTP does not allow is refused where the answer is read.
+    UpstreamBroken for framing that the client could read in another way than we do; other
+    violations of HTTP are refused where the answer is read.
     """
     dropped = {name.lower() for name, _ in ours}
     passed = []
@@ -105,30 +105,30 @@ def client_headers(
 
 
 def without_address(value: str, upstream_url: str) -> str:
-    """A header's URL without the upstream's address, which is nobody's business outside."""
+    """Returns a header's value, in which URLs of the upstream become paths, to hide its address."""
 
     def shorten(url: re.Match[str]) -> str:
         try:
             if _address(url[0], upstream_url) != _address(upstream_url, upstream_url):
                 return url[0]
-        except ValueError:  # a port that is no number: not the upstream's either
+        except ValueError:  # the port is no number, so it is not the upstream's
             return url[0]
         _, _, path, query, fragment = urlsplit(url[0])
         path = path.removeprefix(urlsplit(upstream_url).path.rstrip("/"))
-        # Two slashes in front would make another host of what follows.
+        # After two slashes, the beginning of the path would be read as a host.
         return urlunsplit(("", "", "/" + path.lstrip("/\\"), query, fragment))
 
     return _URL.sub(shorten, value)
 
 
 def _address(url: str, base_url: str) -> tuple[str | None, int | None]:
-    """Host and port, each as good as the other when the host's port is the scheme's own."""
+    """Returns host and port, which is the scheme's default if the URL has none."""
     parts = urlsplit(url, scheme=urlsplit(base_url).scheme)
     return parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
 
 
 def _nominated(connection: str) -> frozenset[str]:
-    """The fields a Connection header declares to be for this hop only."""
+    """Returns the fields that a Connection header declares to be for this hop only."""
     if not connection:
         return frozenset()
     return frozenset(name.strip().lower() for name in connection.split(",") if name.strip())

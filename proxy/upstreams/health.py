@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 CHECK_TIMEOUT_S = 2.0
 NONE_READY_INTERVAL_S = 0.2  # while none is ready, because requests may wait
 MAX_ANSWER_BYTES = 64 * 1024
-MAX_TAKEN = 2**31  # requests that a server may say it has
+MAX_TAKEN = 2**31  # most requests that a server may report
 NOT_FOR_US = frozenset({401, 403, 404, 405})  # the path needs a token, or does not exist
 
 
 class HealthChecks:
     """Asks all upstreams at the same time: every `interval_s`, at once after `request_run`, and
-    five times a second while none is ready. Silent ones get until the timeout. `on_checked` is
-    called after each round. Owned by the app, which starts and stops it."""
+    five times a second while none is ready. A round ends when each has answered or timed out; then
+    `on_checked` is called. Owned by the app, which starts and stops it."""
 
     def __init__(
         self, balancer: Balancer, interval_s: float, on_checked: Callable[[], object]
@@ -99,7 +99,7 @@ async def health_of(upstream: Upstream) -> tuple[UpstreamHealth, UpstreamRows | 
 
 
 async def _ask(upstream: Upstream, path: str) -> tuple[int, bytes]:
-    """Returns status and body, over a new connection, because accepting one is part of health."""
+    """Returns status and body. Opens a connection, because accepting one is part of health."""
     spec = upstream.spec
     connection = await upstream.pool.connect()
     try:

@@ -22,7 +22,7 @@ class Maintenance:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        # Not earlier, because threads do not survive gunicorn's fork.
+        # Not started earlier, because threads do not survive gunicorn's fork.
         self._thread = threading.Thread(target=self._run, name="proxy-maintenance", daemon=True)
         self._thread.start()
 
@@ -36,7 +36,7 @@ class Maintenance:
         return self._thread is not None and self._thread.is_alive()
 
     def request_run(self) -> None:
-        """Request a run. Only an assignment: in a signal handler, a lock might deadlock."""
+        """Requests a run. Takes no lock, which might deadlock in a signal handler."""
         self._is_run_requested = True
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""One conversation with an upstream: a request out, the answer in, byte for byte as it comes.
+"""One conversation with an upstream: sends a request, and passes on the answer as it comes.
 
-What an answer's bytes mean is for httptools' parser to say; a body that ends with its connection,
-or that a HEAD never has, is told here, as the parser does not know what was asked. Event loop only.
+httptools' parser interprets the answer. It does not know the request, so this module decides that a
+body ends with its connection, or that an answer to HEAD has none. Event loop only.
 """
 
 import asyncio
@@ -27,22 +27,22 @@ class ReplyHead:
     fields: Headers = field(default_factory=list)
     values: dict[str, str] = field(default_factory=dict)  # keys: names in lower case
     is_chunked: bool = False
-    length: int | None = None  # None: not known before its end
+    length: int | None = None  # bytes of the body; None: not known before its end
 
     def get(self, name: str) -> str:
-        """The value of a name in lower case; empty when there is none."""
+        """Returns the value of a name in lower case; empty if there is none."""
         return self.values.get(name, "")
 
 
 class Receiver(Protocol):
-    """The taker of an answer's body."""
+    """Receives an answer's body."""
 
     def take(self, pieces: list[bytes], is_last: bool) -> None:
         """Takes the pieces that came at one time, in order."""
 
 
 class _Whole:
-    """Takes an answer's body, up to a bound."""
+    """Collects an answer's body, up to a bound."""
 
     def __init__(self, connection: "UpstreamConnection", max_bytes: int) -> None:
         self._connection = connection
@@ -64,7 +64,7 @@ class StaleConnection(Exception):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """A connection to an upstream, for one conversation after the other."""
+    """A connection to an upstream, for one conversation after another."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -72,9 +72,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._head_waiter: asyncio.Future[ReplyHead] | None = None
         self.is_reused = False
-        self.has_answered = False  # with a byte or more
+        self.has_answered = False  # a byte of the answer has come
         self.idle_since_s = 0.0
-        self.was_chunked = False  # its last answer
+        self.was_chunked = False  # the last answer was
         self.head: ReplyHead | None = None
         self._error: Exception | None = None
         self._poll: select.poll | None = None
@@ -98,7 +98,7 @@ class UpstreamConnection(asyncio.Protocol):
         except HttpParserUpgrade:
             self._break(UpstreamBroken("unasked-for change of protocol"))
         except HttpParserError as error:
-            # What follows a body that ends sooner than its bytes is dropped with the connection.
+            # Bytes after the end of a body are dropped, together with the connection.
             if self.is_whole:
                 self._can_go_on = False
             else:
@@ -130,10 +130,10 @@ class UpstreamConnection(asyncio.Protocol):
         if drained is not None and not drained.done():
             drained.set_result(None)
 
-    # Who talks to the upstream calls these.
+    # Users of the connection call these.
 
     def begin(self, method: str, data: bytes, *, is_whole: bool = True) -> None:
-        """Send the head of a request, and what there is of its body."""
+        """Sends the head of a request, and the part of its body that has come."""
         self._is_asked = is_whole
         self._parser = httptools.HttpResponseParser(self)
         self._method = method
@@ -143,7 +143,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._receiver: Receiver | None = None
         self._ended: asyncio.Future[None] | None = None
-        # A new connection may have ended before it is used; nothing would say so any more.
+        # A new connection may have been closed before its first use. No call would report that.
         self._error = EOFError("closed") if self._transport.is_closing() else None
         self.has_answered = False
         self.is_bodyless = False
@@ -153,26 +153,26 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.write(data)
 
     async def send(self, data: bytes) -> None:
-        """More of the request's body; returns when there is room for more."""
+        """Sends more of the request's body. Returns when there is room for more."""
         if not self._transport.is_closing():
             self._transport.write(data)
         if self._drained is not None:
             await self._drained
 
     def end_request(self) -> None:
-        """All of the request's body is sent."""
+        """Called when the whole request body has been sent."""
         self._is_asked = True
 
-    # The next two are no coroutines, as small answers notice each of them.
+    # The next two are no coroutines, because each costs noticeable time for a small answer.
 
     def answered(self) -> asyncio.Future[ReplyHead]:
-        """The answer's head, once it has come. Raises what went wrong."""
+        """Returns a future of the answer's head. It raises the error of the connection."""
         self._head_waiter = self._loop.create_future()
         self._settle_head()
         return self._head_waiter
 
     def relay(self, receiver: Receiver) -> asyncio.Future[None]:
-        """Hand the body over as it comes, to its end. StreamBroken if that comes too soon."""
+        """Passes on the body as it comes. The future raises StreamBroken if it ends too soon."""
         ended: asyncio.Future[None] = self._loop.create_future()
         self._receiver = receiver
         pieces, self._pieces = self._pieces, []
@@ -182,7 +182,7 @@ class UpstreamConnection(asyncio.Protocol):
         return ended
 
     async def read_whole(self, max_bytes: int) -> bytes | None:
-        """The body in one; None when it is longer. StreamBroken if it ends too soon."""
+        """Returns the whole body; None if it is longer. Raises StreamBroken if it ends too soon."""
         body = _Whole(self, max_bytes)
         try:
             await self.relay(body)
@@ -201,7 +201,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether it is open, and nothing lies in its socket that nobody asked for."""
+        """Whether the connection is open, and its socket holds no unrequested bytes."""
         if self._transport.is_closing():
             return False
         if self._poll is None:
@@ -209,10 +209,10 @@ class UpstreamConnection(asyncio.Protocol):
         return not self._poll.poll(0)
 
     def rest(self) -> None:
-        """Makes ready for the next conversation."""
+        """Prepares the connection for its next conversation."""
         self._parser = self._receiver = self._head_waiter = self._ended = None
         self._pieces = []
-        self._transport.resume_reading()  # its last client may have been slow
+        self._transport.resume_reading()  # paused if the last client was slow
         self.is_reused = True
         self.idle_since_s = self._loop.time()
 
@@ -270,7 +270,7 @@ class UpstreamConnection(asyncio.Protocol):
         says_close = "close" in values.get("connection", "").lower()
         self._can_go_on = self._parser.should_keep_alive() or (self.is_bodyless and not says_close)
         if self._is_early:
-            self._can_go_on = False  # the rest of this request might be read as the next one
+            self._can_go_on = False  # the rest of this request might be read as another one
         self.head = head
         self.was_chunked = head.is_chunked
         if self.is_bodyless:
@@ -278,18 +278,18 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, piece: bytes) -> None:
         if self.is_bodyless:
-            self._can_go_on = False  # there may be more of what must not be there
+            self._can_go_on = False  # more of this forbidden body may follow
         else:
             self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
-        if self.head is None:  # an interim answer, as 100 Continue is
+        if self.head is None:  # an interim answer, such as 100 Continue
             self._fields, self._phrase = [], b""
         else:
             self.is_whole = True
 
     def _close_delimited_end(self) -> bool:
-        """Whether the connection's end is the body's."""
+        """Returns whether the connection's end is the body's. If so, completes the answer."""
         head = self.head
         if head is None or head.is_chunked or head.length is not None or self._error is not None:
             return False
@@ -300,7 +300,7 @@ class UpstreamConnection(asyncio.Protocol):
         return True
 
     def _hand_over(self) -> None:
-        """Wake whoever waits, with what there is."""
+        """Passes on what has come to those who wait for it."""
         self._settle_head()
         if self._receiver is None:
             return

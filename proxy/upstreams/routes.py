@@ -1,4 +1,4 @@
-"""Routes: which servers answer requests for a model, in shares and in turn. A YAML file:
+"""Routes: which servers answer requests for a model, in which shares and order. A YAML file:
 
     routes:
       chat:
@@ -21,7 +21,7 @@ from proxy.files import read_yaml, validated
 
 
 class RouteBackend(BaseModel):
-    """`weight` is its share among those of its `priority`; the lowest priority is asked first."""
+    """A server of a route. The lowest `priority` is asked first; `weight` is the share within it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,7 +31,7 @@ class RouteBackend(BaseModel):
 
 
 class Routes(BaseModel):
-    """The whole file. Models without a route are for any server that has them."""
+    """The whole file. A model without a route may go to any server that has it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,15 +57,15 @@ NO_ROUTES = Routes()
 
 
 def parse_routes(text: str) -> Routes:
-    """Raises ValueError that names every faulty entry."""
+    """Returns the routes in a file. Raises ValueError that names every faulty entry."""
     return validated(Routes, read_yaml(text) or {})
 
 
 def servers_in_turn(
     backends: Collection[RouteBackend], present: Collection[str], key: str
 ) -> list[str]:
-    """One server of each priority, in the order in which they are to be asked: the key's own among
-    those that are present, which has its weight's share of all keys."""
+    """Returns one server of each priority, in the order in which to ask them. The key chooses it
+    among those in `present`, each of which gets a share of all keys by its weight."""
     chosen = []
     for priority in sorted({each.priority for each in backends}):
         peers = [e for e in backends if e.priority == priority and e.server in present]
@@ -75,9 +75,9 @@ def servers_in_turn(
 
 
 def rendezvous(key: str, name: str, weight: float) -> float:
-    """The score of a name for a key; the highest wins, each in proportion to its weight. Weighted
-    rendezvous hashing: -weight / ln(hash), the hash uniform in (0, 1)."""
-    # JSON may hold half a surrogate pair, which plain UTF-8 has no bytes for.
+    """Returns the score of a name for a key. The highest one wins, as often as its weight says.
+    Weighted rendezvous hashing: -weight / ln(hash), with the hash uniform in (0, 1)."""
+    # JSON may hold half of a surrogate pair, which plain UTF-8 cannot encode.
     text = f"{name}\0{key}".encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8).digest()
     uniform = (int.from_bytes(digest, "big") + 1) / (2**64 + 2)

@@ -69,8 +69,8 @@ class Sleepers:
         self._interval_s, self._max_waiting = interval_s, max_waiting
         self._sleepers: tuple[Sleeper, ...] = ()
         self._waiting: Counter[str] = Counter()
-        self._wanted: set[str] = set()  # since the controller was last told
-        self._told: set[str] = set()  # what it was last told
+        self._wanted: set[str] = set()  # servers wanted since the controller was last told
+        self._told: set[str] = set()  # servers that it was last told
         self._is_wanted = asyncio.Event()
         self._has_changed = asyncio.Event()
         self._fault = ""

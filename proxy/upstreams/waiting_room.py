@@ -1,6 +1,6 @@
-"""The queue of requests while all user rows are busy: teams take turns, and within a team it is
-first come, first served. A team's requests for other upstreams are other lines: those of a model
-that is busy, or being started, keep none for another model waiting. Event loop only.
+"""The queue of requests while all user rows are busy. Teams take turns, and a team's requests are
+served first come, first served. A team has a line for each set of upstreams, so that requests for a
+model that is busy, or being started, do not delay those for another. Event loop only.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from proxy.clients.inbound import InboundRequest
 from proxy.errors import AllRowsBusy, ProxyError
 from proxy.upstreams.upstream import Upstream
 
-# How many requests of a line are tried, because the first may have tried the upstream that is free.
+# Requests of a line that are tried, because the first may have tried the free upstream already.
 MAX_LOOKED_AT = 16
 
 Choose = Callable[[InboundRequest, AbstractSet[Upstream]], Upstream]
@@ -23,7 +23,7 @@ Choose = Callable[[InboundRequest, AbstractSet[Upstream]], Upstream]
 
 @dataclass(slots=True, eq=False)
 class _Guest:
-    number: int  # in the order of coming
+    number: int  # in order of arrival
     request: InboundRequest
     line: Hashable
     tried: AbstractSet[Upstream]
@@ -41,7 +41,7 @@ class WaitingRoom:
         max_waiting: int,
     ) -> None:
         """`choose` returns an upstream with a free row and counts the request in, or raises.
-        `line_of` returns what a request waits for: one of a few, whatever clients ask for."""
+        `line_of` returns a key for what a request waits for, which takes only a few values."""
         self._choose = choose
         self._give_back = give_back
         self._line_of = line_of
