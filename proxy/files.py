@@ -1,5 +1,4 @@
-"""Files that may change while the proxy runs: policy, upstreams, revoked tokens, key sets; and how
-those in YAML are read."""
+"""Reads files that may change while the proxy runs: policy, upstreams, revoked tokens, key sets."""
 
 import logging
 import os

@@ -22,7 +22,7 @@ MAX_TOKEN_CHARS = 8192
 # Tokens with a checked signature that are cached, so that later requests of a client are cheaper.
 MAX_KNOWN_TOKENS = 4096
 _COMPACT_TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
-# Both become header values upstream and labels in records: printable ASCII without blanks.
+# Team and token id are sent upstream in headers and label records: printable ASCII, no spaces.
 _CLAIM_ID = re.compile(r"[!-~]{1,128}")
 ROLE_CLAIM = "role"
 
@@ -165,7 +165,7 @@ def claim_rules(settings: Settings) -> ClaimRules:
 
 def parse_revoked(text: str) -> frozenset[str]:
     """Parses the revocation file: one token_id per line; blank lines and # comments are skipped. An
-    id may contain a #. If a # has no blank before it, both readings are revoked."""
+    id may contain a #. If no space comes before a #, both readings are revoked."""
     words = [word for line in text.splitlines() for word in line.split(maxsplit=1)[:1]]
     return frozenset(words) | frozenset(word.partition("#")[0] for word in words) - {""}
 

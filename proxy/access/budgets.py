@@ -30,7 +30,7 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class DayBudget:
-    """`bound` is the policy's `{unit}_per_day`. Spending is counted in parts, `num_parts` a unit."""
+    """`bound` is the policy's `{unit}_per_day`. A unit is counted as `num_parts` whole parts."""
 
     unit: str
     bound: float

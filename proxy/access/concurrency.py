@@ -29,10 +29,10 @@ redis.call('PEXPIRE', KEYS[1], 2 * tonumber(ARGV[1]))
 
 
 class Places(Protocol):
-    """Any thread may call it."""
+    """Counts running requests by team. Any thread."""
 
     def enter(self, team_id: str, place_id: str, max_places: int) -> int | None:
-        """Take a place. Returns the number of places taken if none is left, else None."""
+        """Takes a place. Returns None, or if none is left, the number of places taken."""
 
     def leave(self, team_id: str, place_id: str) -> None: ...
 
@@ -60,7 +60,7 @@ class LocalPlaces:
 
 
 class SharedPlaces:
-    """Counts by leases in Redis. Any thread. Raises what the client raises."""
+    """Counts by leases in Redis. Any thread. Raises the client's errors."""
 
     def __init__(self, client: Any) -> None:
         """`client` is a redis-py client. Its module is not imported here."""
@@ -84,7 +84,7 @@ class SharedPlaces:
         self._client.zrem(_key(team_id), place_id)
 
     def renew(self) -> None:
-        """Renew leases, more often than every LEASE_MS, or requests stop counting."""
+        """Renews leases. Call it more often than every LEASE_MS, or requests stop counting."""
         with self._lock:
             held = sorted(self._held)
         for team_id in {team_id for team_id, _ in held}:

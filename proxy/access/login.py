@@ -56,13 +56,13 @@ class Page:
 
 
 class Login:
-    """Event loop only."""
+    """Answers requests for `/login` and `/logout`. Event loop only."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
     async def answer(self, head: RequestHead, body: RequestBody, path: str) -> Page:
-        """Raises BadMethod, OriginNotAllowed, NotAForm, and errors of reading the body."""
+        """Returns the answer. Raises BadMethod, OriginNotAllowed, NotAForm, and body errors."""
         method = head.method
         if method in ("GET", "HEAD"):
             return Page(200, PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()

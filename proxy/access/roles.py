@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 from proxy.errors import BadRequest
 
-# What anybody may send is cached only where it is short: thousands of long ones fill the memory.
+# Only short paths are cached: anybody may send paths, and thousands of long ones fill the memory.
 MAX_CACHED_CHARS = 256
 
 
@@ -38,8 +38,8 @@ class Role(IntEnum):
 
 _ROLE_BY_NAME = {str(role): role for role in Role}
 
-# As in the API's /openapi.json; `{...}` stands for any text, including slashes. Lines of TEAM that
-# the API lacks are vLLM's.
+# Routes as in the API's /openapi.json. `{...}` stands for any text, including slashes. TEAM also
+# has routes of vLLM that the API lacks.
 LINES: Mapping[Role, str] = {
     Role.TEAM: """
         POST /inference
@@ -187,7 +187,7 @@ def _decoded(raw: str) -> str:
 
 
 def needed_role(method: str, path: str) -> Role:
-    """Returns the least role that may use a plain path: the highest of the lines that match it."""
+    """Returns the least role that may use a plain path: the highest role of matching lines."""
     find = _needed_role if len(path) <= MAX_CACHED_CHARS else _needed_role.__wrapped__
     return find(method, path)
 

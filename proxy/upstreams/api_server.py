@@ -25,8 +25,8 @@ REMEDIES = {
 
 
 class ApiServer:
-    """Used by one thread; `close`, from any thread, ends its waits. Uses the account's token and
-    certificate over https, and neither over http (`kubectl proxy`)."""
+    """A client for one thread. `close`, from any thread, ends its waits. It uses the account's
+    token and certificate over https, and neither over http (`kubectl proxy`)."""
 
     def __init__(self, url: str, account: Path) -> None:
         """Raises ValueError or OSError for an unusable URL or account."""

@@ -66,7 +66,7 @@ class Balancer:
         keys: Callable[[], UpstreamKeys] = dict,
         routes: Callable[[], Routes] = lambda: NO_ROUTES,
     ) -> None:
-        """`max_in_flight` bounds an upstream's requests; `stall_timeout_s`, its streams' silence."""
+        """`max_in_flight` bounds an upstream's requests, `stall_timeout_s` its streams' silence."""
         self._connect_timeout_s = connect_timeout_s
         self._max_in_flight = max_in_flight
         self._stall_timeout_s = stall_timeout_s
@@ -108,7 +108,7 @@ class Balancer:
             return any(self._is_usable(upstream) for upstream in self._upstreams)
 
     def none_is_ready(self) -> bool:
-        """Returns whether all upstreams are NOT_READY; False if one is silent, or none is listed."""
+        """Returns whether all upstreams are NOT_READY. False if one is silent, or none listed."""
         with self._lock:
             healths = {upstream.health for upstream in self._upstreams}
         return healths == {UpstreamHealth.NOT_READY}

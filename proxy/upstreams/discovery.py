@@ -9,9 +9,8 @@ Specs = tuple[UpstreamSpec, ...]
 
 
 class Discovery:
-    """A source of replicas, used by the maintenance thread: by itself, the given ones forever. A
-    replica that leaves the list gets no new requests; its running requests continue to their end.
-    """
+    """A source of replicas, for the maintenance thread. This base class has the given ones forever.
+    A replica that leaves the list gets no new requests; its running requests continue."""
 
     def __init__(self, *specs: UpstreamSpec) -> None:
         self.current: Specs = specs

@@ -26,9 +26,9 @@ from proxy.upstreams.specs import UpstreamSpec
 
 log = logging.getLogger(__name__)
 
-# Length of each watch. It begins with a list, so a lost event is made up for after at most this.
+# Length of each watch. A new list precedes each, so a lost event matters no longer than this.
 WATCH_S = 30
-SILENCE_S = WATCH_S + 10.0  # the server ends watches itself; a longer one is dead
+SILENCE_S = WATCH_S + 10.0  # a watch that the server has not ended by then is dead
 MIN_TURN_S = 1.0  # least time between two lists
 MAX_PAUSE_S = 30.0  # longest pause between tries while the API server is down
 STOP_TIMEOUT_S = 5.0
@@ -47,7 +47,7 @@ _SERVICES = re.compile(rf"({_NAME})/({_NAME}(?:,{_NAME}){{0,63}})")
 
 
 class SliceEndpoint(BaseModel):
-    """A missing condition has the API's default: ready, and not terminating."""
+    """An endpoint. Missing conditions have the API's defaults: ready, and not terminating."""
 
     addresses: list[str] = []
     ready: bool | None = Field(default=None, validation_alias=AliasPath("conditions", "ready"))

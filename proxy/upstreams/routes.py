@@ -21,7 +21,7 @@ from proxy.files import read_yaml, validated
 
 
 class RouteBackend(BaseModel):
-    """A server of a route. The lowest `priority` is asked first; `weight` is the share within it."""
+    """A server of a route. The lowest `priority` is asked first; `weight` is a share within it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
