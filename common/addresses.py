@@ -1,5 +1,5 @@
-"""Parses addresses as people write them in settings, files and commands: of servers, origins of web
-pages (CORS_ORIGINS) and names of hosts (ALLOWED_HOSTS). Any thread."""
+"""Parses addresses as people write them in settings, files and commands: URLs of servers, origins
+of web pages (CORS_ORIGINS) and host names (ALLOWED_HOSTS). Any thread."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -42,7 +42,7 @@ def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _parts(url: str, schemes: Sequence[str]) -> SplitResult | None:
-    """Returns None for no address of these schemes, or a port that there cannot be."""
+    """Returns the parts of a URL; None if its scheme is none of these, or its port is invalid."""
     try:
         parts = urlsplit(url)
         return parts if parts.scheme in schemes and parts.port != 0 else None
@@ -51,8 +51,8 @@ def _parts(url: str, schemes: Sequence[str]) -> SplitResult | None:
 
 
 def http_parts(url: str) -> SplitResult:
-    """Returns the parts of an address with scheme and host. Raises ValueError, which says nothing
-    of it: it may hold a password."""
+    """Returns the parts of an address with scheme and host. Raises ValueError, which does not quote
+    the address, because it may hold a password."""
     parts = _parts(url, HTTP_SCHEMES)
     if parts is None or not parts.hostname or url.split() != [url]:
         raise ValueError("is no address; give one like http://127.0.0.1:7000")
@@ -75,7 +75,7 @@ def _check_redis(url: UrlT) -> UrlT:
 
 
 HttpUrl = Annotated[str, AfterValidator(lambda url: http_parts(url) and url)]
-BaseUrl = Annotated[str, AfterValidator(_base)]  # paths follow it
+BaseUrl = Annotated[str, AfterValidator(_base)]  # paths are appended to it
 REDIS = AfterValidator(_check_redis)
 # Settings with several names in one variable.
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]

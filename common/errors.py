@@ -1,6 +1,6 @@
 """Errors as clients see them, in Hearth's format, OpenAI's and, at `/v1/messages`, Anthropic's.
 
-The errors of each service that answers in this shape have WireError as their base.
+WireError is the base class of the errors of all services that answer in these formats.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ class WireError(Exception):
 
     @property
     def type(self) -> str:
-        """OpenAI's type of error, which follows from the status."""
+        """The error's type in OpenAI's format, which follows from the status."""
         return error_type(self.status)
 
     @property

@@ -16,8 +16,8 @@ from pydantic_core import ErrorDetails
 
 MAX_FAULTS = 100  # faults that are listed; more would not help
 MAX_SHOWN = 40  # characters of a value or key
-MAX_NAME_CHARS = 64  # longer keys are compared with none
-LIKELY, CERTAIN = 0.7, 0.8  # difflib's ratios of names
+MAX_NAME_CHARS = 64  # longer keys are not compared with known ones
+LIKELY, CERTAIN = 0.7, 0.8  # difflib's ratios of two names, above which one is a typo
 MAX_WRONG_LETTERS = 2  # in a name that is taken for a misspelt one
 SECRETS = ("SECRET", "REDIS_URL", "API_KEY", "API_BASE")  # parts of names of secret variables
 
@@ -56,8 +56,8 @@ _SAID = _TEXTS | {kind: _IS + what for kinds, what in _VALUES.items() for kind i
 
 
 def fault_of(detail: ErrorDetails, model: object = None, whole: str = "it") -> str:
-    """Returns a sentence. `model` is the type that was validated; if it is given, faults of keys
-    name those that are known. `whole` stands for the whole value, which has no path."""
+    """Returns an error as a sentence. `model` is the validated type; with it, messages about keys
+    list the known ones. `whole` names the whole value, which has no path."""
     message = message_of(detail, model, whole)
     return f"{path_of(detail['loc'])}: {message}." if detail["loc"] else f"{message}."
 
@@ -81,8 +81,8 @@ def unknown_key(name: str, known: Collection[str]) -> str:
 
 
 def is_misspelt(name: str, known: Iterable[str]) -> bool:
-    """Returns whether a known name differs by a letter or two, in any case. Other servers have
-    fields like `reasoning_format`, which is nobody's `reasoning_effort`."""
+    """Returns whether a known name differs by a letter or two, ignoring case. It must be so few,
+    because another server's `reasoning_format` is no misspelt `reasoning_effort`."""
     if (near := nearest(name, known, CERTAIN)) is None:
         return False
     changes = SequenceMatcher(None, name.lower(), near.lower()).get_opcodes()
@@ -91,7 +91,7 @@ def is_misspelt(name: str, known: Iterable[str]) -> bool:
 
 
 def nearest(name: str, known: Iterable[str], closeness: float = LIKELY) -> str | None:
-    """Returns the known name that this one was likely meant to be, in any case."""
+    """Returns the known name that was likely meant by this one, ignoring case."""
     if len(name) > MAX_NAME_CHARS:
         return None
     by_lower = {each.lower(): each for each in known}
@@ -138,14 +138,14 @@ def shown(value: object) -> str:
 
 
 def capped(faults: Sequence[str]) -> list[str]:
-    """Returns the first faults, and how many more there are."""
+    """Returns the first faults, and a sentence that says how many more there are."""
     more = len(faults) - MAX_FAULTS
     return [*faults[:MAX_FAULTS], *[f"And {more} more faults."] * (more > 0)]
 
 
 def setting_faults(error: ValidationError) -> list[str]:
     """Returns a sentence for each fault: the variable, its value unless that may be a secret, and
-    the remedy. A fault with `faults` in its context stands for each of those."""
+    the remedy. An error with `faults` in its context gets a sentence for each of them."""
     return [fault for detail in error.errors() for fault in _setting_faults(detail)]
 
 
@@ -177,8 +177,7 @@ def _listed(known: Collection[str]) -> str:
 
 
 def _fields_in(kind: Any) -> Iterator[dict[str, FieldInfo]]:
-    """Yields the fields of each model that an annotation holds, in lists, mappings and unions
-    too."""
+    """Yields the fields of each model in an annotation, also in lists, mappings and unions."""
     if isinstance(kind, type) and hasattr(kind, "__pydantic_fields__"):
         yield kind.__pydantic_fields__
     for part in get_args(kind):
@@ -186,6 +185,6 @@ def _fields_in(kind: Any) -> Iterator[dict[str, FieldInfo]]:
 
 
 def _without_zeros(value: object) -> object:
-    """Returns 5 for 5.0, which JSON does not tell apart."""
+    """Returns 5 for 5.0, because JSON does not tell them apart."""
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
     return int(value) if is_whole else value  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Asks another server over HTTP, bounded in bytes and time whatever it answers."""
+"""Asks another server over HTTP, within bounds on bytes and time, whatever it answers."""
 
 import json
 import socket
@@ -45,7 +45,7 @@ class Fetched:
     status: int
     content: bytes
     location: str = ""
-    """Where a redirect leads, which is not followed."""
+    """The target of a redirect, which is not followed."""
 
     @property
     def text(self) -> str:
@@ -53,7 +53,7 @@ class Fetched:
         return self.content[:MAX_REASON].decode(errors="replace")
 
     def json(self) -> Any:
-        """Raises ValueError and RecursionError."""
+        """Returns the body's JSON value. Raises ValueError and RecursionError."""
         return json.loads(self.content)
 
 
@@ -101,8 +101,8 @@ def ask(
 
 @contextmanager
 def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[HTTPConnection]:
-    """Opens a connection that ends in time. A socket's own timeout applies to each read, and starts
-    again with each byte, so another thread shuts it down. Raises TimeoutError."""
+    """Opens a connection that ends in time: another thread shuts it down, because a socket's own
+    timeout begins anew with each byte. Raises TimeoutError."""
     host = parts.hostname or ""
     is_tls = parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)

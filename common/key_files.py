@@ -56,7 +56,7 @@ def parse_keys(
 
 
 def float_of(value: object) -> object:
-    """Treats integers beyond any float as beyond every bound."""
+    """Returns integers as floats; infinity beyond the largest, so that every bound refuses it."""
     if type(value) is not int:
         return value
     if abs(value) < 2**1000:

@@ -57,7 +57,7 @@ class Launcher(BaseApplication):
 
 
 def service_options(settings: ServiceSettings, prefix: str) -> dict[str, Any]:
-    """Returns gunicorn's settings for a service. `prefix` is that of its variables."""
+    """Returns gunicorn's settings for a service. The names of its variables begin with `prefix`."""
     names = f"{prefix}_HOST", f"{prefix}_PORT"
     return threaded(settings.host, settings.port, names, settings.threads, settings.max_body_bytes)
 

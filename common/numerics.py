@@ -1,4 +1,4 @@
-"""Types of arrays, and scipy, which is imported at its first use, because machines that only serve
+"""Array types, and scipy, which is imported at its first use, because machines that only serve
 models do not need it.
 
 from common.numerics import scipy

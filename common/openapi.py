@@ -1,5 +1,5 @@
-"""Serves `/openapi.json` of a Flask application, and its page at `/docs` without other hosts: the
-page's script comes from an installed package."""
+"""Serves `/openapi.json` of a Flask application, and its page at `/docs`. The page's script comes
+from an installed package, not from another host."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,8 +20,8 @@ NOT_DESCRIBED = frozenset({"HEAD", "OPTIONS"})  # Flask answers these by itself
 def add_description(
     app: Flask, application: Application, needs_token: Callable[[str], bool] = lambda _: False
 ) -> None:
-    """Describe the routes that are registered with `app` at the first request. `needs_token`
-    returns whether the application checks a bearer token for a rule's path."""
+    """Adds both routes to `app`. They describe the routes that exist at the first request.
+    `needs_token` returns whether the application checks a bearer token for a rule's path."""
     blueprint = Blueprint("openapi", __name__)
 
     @cache

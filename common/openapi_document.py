@@ -17,7 +17,7 @@ from common.operations import Content, Operation
 Json = dict[str, Any]
 
 JSON = "application/json"
-EVENTS = "text/event-stream"  # described by one event
+EVENTS = "text/event-stream"  # its schema describes one event
 RULE_PARAMETER = re.compile(r"<(?:[a-z]+:)?(\w+)>")
 REF_TEMPLATE = "#/components/schemas/{model}"
 
@@ -56,7 +56,7 @@ class Application:
 
 
 def describe(application: Application, rules: Iterable[Rule]) -> Json:
-    """Returns the document."""
+    """Returns the OpenAPI document."""
     rules = [_with_failures(rule, application.failures(rule)) for rule in rules]
     schemas = _Schemas([rule.operation for rule in rules])
     paths: dict[str, Json] = {}

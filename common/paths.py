@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-MAX_PATH_CHARS = 4096  # Linux takes no longer ones
+MAX_PATH_CHARS = 4096  # Linux refuses longer paths
 UNSEEN = re.compile(r"[\x00-\x1f\x7f]")
 
 

@@ -40,7 +40,7 @@ def read_yaml(text: str, max_nodes: int = MAX_NODES) -> tuple[Any, list[str]]:
 
 
 def plain_value(text: str, max_nodes: int = MAX_NODES) -> Any:
-    """Returns the value, in which each key is there once. Raises ValueError."""
+    """Returns the value. Raises ValueError, also for a duplicate key."""
     try:
         value, doubled = read_yaml(text, max_nodes)
     except UnusableYaml as error:
@@ -51,8 +51,8 @@ def plain_value(text: str, max_nodes: int = MAX_NODES) -> Any:
 
 
 def plain_json(content: bytes) -> Any:
-    """Returns a value of JSON, in which each key is there once. Raises ValueError and
-    RecursionError."""
+    """Returns the value of a JSON text. Raises RecursionError, and ValueError, also for a duplicate
+    key."""
 
     def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
@@ -64,7 +64,7 @@ def plain_json(content: bytes) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """`doubled`: what `read_yaml` returns beside the value."""
+    """Refuses all but plain YAML. `doubled` has a fault for each duplicate key."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, pattern) for tag, pattern in kinds if tag in _PLAIN]

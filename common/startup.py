@@ -1,5 +1,5 @@
-"""Settings, and errors that prevent a process from starting: all in one message, each with its
-remedy."""
+"""Settings from the environment, and errors that prevent a process from starting. One message has
+all of them, each with its remedy."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -24,7 +24,7 @@ class StartupError(Exception):
 
 
 class EnvironmentSettings(BaseSettings):
-    """The environment's variables, each of them text. Immutable; an empty one counts as unset."""
+    """Base class of settings from environment variables. Immutable. Empty ones count as unset."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", env_ignore_empty=True)
 
@@ -40,7 +40,7 @@ class EnvironmentSettings(BaseSettings):
 
 
 class ServiceSettings(EnvironmentSettings):
-    """What a small service needs to serve alone (common.launcher)."""
+    """The settings of a small service that runs in a process of its own (common.launcher)."""
 
     host: str
     port: int
@@ -54,7 +54,7 @@ SettingsT = TypeVar("SettingsT", bound=BaseModel)
 def read_settings(
     settings: type[SettingsT], refusal: Callable[[list[str]], Exception], **given: object
 ) -> SettingsT:
-    """Read the environment; `given` takes precedence. Raises `refusal` with every fault."""
+    """Reads the environment; `given` takes precedence. Raises `refusal` with every fault."""
     try:
         return settings(**given)
     except ValidationError as error:

@@ -30,7 +30,7 @@ class TooManyQuestions(WireError):
 
 
 class Turns:
-    """Any thread."""
+    """Gives turns to requests, one at a time. Any thread."""
 
     def __init__(self) -> None:
         self._turn = Lock()

@@ -47,7 +47,7 @@ class HostNotAllowed(PageRefused):
 
 
 class OriginNotAllowed(PageRefused):
-    """The request is of a page of `origin`; empty if no page may send it."""
+    """A page of `origin` may not send the request; `origin` is empty if no page may."""
 
     status = 403
     code = "origin_not_allowed"
@@ -76,8 +76,8 @@ class NotJson(PageRefused):
 class PageRules:
     """Who may use a service. `hosts` are this server's public names; `*` means any. Pages of
     `origins` may use the routes of the blueprints in `open_to_origins`; other routes are only for
-    this server's own pages. `needs_json` requires that bodies are declared as JSON, which clients
-    of the optimizer's and the search's originals do not do."""
+    this server's own pages. `needs_json` requires that bodies are declared as JSON; clients of the
+    original optimizer and search do not declare them."""
 
     hosts: Set[str]
     needs_json: bool = False

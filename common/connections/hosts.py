@@ -2,8 +2,8 @@
 
 import re
 
-# HTTP/1.1 requires one valid Host field (RFC 9112, section 3.2): RFC 3986's host and port, by their
-# characters alone. It may be empty.
+# HTTP/1.1 requires one valid Host field (RFC 9112, section 3.2), which may be empty. Only the
+# characters of RFC 3986's host and port are checked.
 _HOST = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 
 
@@ -15,5 +15,5 @@ def host_fault(host: str | None, *, is_http_1_0: bool) -> str | None:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """Returns both as in a URL: an IPv6 address in brackets."""
+    """Returns host and port as in a URL, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

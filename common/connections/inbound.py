@@ -1,8 +1,8 @@
 """Collects the bytes of incoming requests for gunicorn's parser.
 
-The polling thread feeds it, without waiting, until a request is complete; a request thread then
+The polling thread feeds it, without waiting, until a request is complete. Then a request thread
 takes the request with its whole body in memory. Only gunicorn's parser interprets the bytes; this
-module only finds where a request ends.
+module finds where a request ends.
 """
 
 import re
@@ -43,11 +43,11 @@ class Inbound(RequestParser):
         return bool(self._head) or self.request is not None
 
     def feed(self, data: bytes) -> bool:
-        """Take received bytes. Returns whether the request can be handed on: it is complete, or its
-        body is too large or malformed.
+        """Takes received bytes. Returns whether the request can be handed on: it is complete, or
+        its body is too large or malformed.
 
-        The application refuses a request of the latter kind, and its connection is closed. Raises
-        gunicorn's own errors if the head is malformed or too large.
+        The application refuses such a body, and the connection is closed. Raises gunicorn's own
+        errors if the head is malformed or too large.
         """
         if self.request is None:
             if not self._has_whole_head(data):
@@ -66,14 +66,14 @@ class Inbound(RequestParser):
         return self._is_chunked_body_due(data) if self._chunks else self._is_sized_body_due()
 
     def take_expectation(self) -> bool:
-        """Whether the client waits for "100 Continue" before it sends the body; True once."""
+        """Returns whether the client waits for "100 Continue" to send the body; True only once."""
         if self.request is None or not self.request._expected_100_continue:
             return False
         self.request._expected_100_continue = False  # or gunicorn would send it too
         return True
 
     def __next__(self) -> Request:
-        """Take the request."""
+        """Returns the request, once it can be handed on."""
         assert self.request is not None, "feed says when a request is due"
         self.take_expectation()
         request: Request = self.request
@@ -112,7 +112,7 @@ class Inbound(RequestParser):
 
 
 class _Received(Unreader):
-    """The source of gunicorn's readers: received bytes, then the end."""
+    """Gives gunicorn's readers the received bytes, then the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class _Chunks:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            # Or the bytes after the end are no request, or one that asks for another protocol.
+            # An error after the body's end is about the bytes behind it, and does not count.
             self.are_malformed = not self.are_complete
 
     def on_body(self, data: bytes) -> None:

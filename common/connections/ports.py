@@ -1,16 +1,16 @@
-"""Whether a server can listen where its settings say."""
+"""Checks whether a server can listen where its settings say."""
 
 import socket
 
 
 def port_faults(host: str, port: int, names: tuple[str, str]) -> list[str]:
-    """Returns why no server can listen there, if so. `names` are those of the two settings."""
+    """Returns why no server can listen there; empty if one can. `names` are the settings' names."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-    except (OSError, TypeError, ValueError) as error:  # the last two: no name of a host
+    except (OSError, TypeError, ValueError) as error:  # the last two for an invalid host name
         reason = error.strerror if isinstance(error, OSError) else error
         return [
             f"{names[0]}={host!r}, {names[1]}={port} cannot be bound ({reason}); stop what "

@@ -5,7 +5,7 @@ import socket
 
 
 def is_readable(sock: socket.socket) -> bool:
-    """Returns whether bytes, or the peer's end, can be read."""
+    """Returns whether bytes, or the end of the peer's bytes, can be read."""
     return bool(reading(sock).poll(0))
 
 
@@ -15,7 +15,7 @@ def is_writable(sock: socket.socket) -> bool:
 
 
 def reading(sock: socket.socket) -> select.poll:
-    """Returns what tells by `poll(0)` whether a socket is readable, for those who often ask."""
+    """Returns an object to ask again and again, by `poll(0)`, whether a socket is readable."""
     return _polling(sock, select.POLLIN)
 
 

@@ -63,7 +63,7 @@ class ConnectionLimits:
     body_timeout_s: float = 10.0
     min_body_bytes_per_s: int = 16 * 1024  # bytes that earn one more second
     max_waiting_per_address: int = 256
-    # For so long a connection does not count against its address: clients connect before they send.
+    # A younger connection does not count against its address: clients connect before they send.
     grace_s: float = 1.0
     max_held_requests: int = 64  # requests of full size, coming in or being answered
 
@@ -76,7 +76,7 @@ class PollingWorker(ThreadWorker):
     _probe_pool: ThreadPoolExecutor
     _crowded: set[str]  # addresses with too many connections that may wait
     _swept_at_s = 0.0
-    _num_let_go = 0  # since then
+    _num_let_go = 0  # connections closed to make room since the last sweep
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
@@ -156,7 +156,7 @@ class PollingWorker(ThreadWorker):
             conn.deadline_s = min(conn.deadline_s, deadline)
 
     def _on_readable(self, conn: PolledConnection, sock: socket.socket) -> None:
-        if conn.is_polled:  # and not closed since the poll, for another one's sake
+        if conn.is_polled:  # it was not closed since the poll to make room for another
             self._receive(conn)
 
     def _receive(self, conn: PolledConnection) -> None:
@@ -272,14 +272,14 @@ class PollingWorker(ThreadWorker):
         return self.limits.body_timeout_s + body_s
 
     def _turn_away(self, conn: PolledConnection) -> None:
-        """Refuse a request that took too long."""
+        """Refuses a request to make room, and gives the client time to read that."""
         self._num_let_go += 1
         _send(conn.sock, _refusal(TooManyConnections()))
         self._linger(conn)
 
     def _let_go(self, conn: PolledConnection) -> None:
-        """Refuse a request because its place is needed at once. A connection that expects no answer
-        is just closed."""
+        """Refuses a request because its place is needed at once. A connection that expects no
+        answer is just closed."""
         self._num_let_go += 1
         if conn.wait is Wait.REQUEST:
             _send(conn.sock, _refusal(TooManyConnections()))
@@ -333,7 +333,7 @@ class PollingWorker(ThreadWorker):
 
 
 def polling_worker(limits: ConnectionLimits) -> type[PollingWorker]:
-    """gunicorn's `worker_class`."""
+    """Returns a `worker_class` for gunicorn with these limits."""
     return type("PollingWorker", (PollingWorker,), {"limits": limits})
 
 
@@ -352,6 +352,6 @@ def _refusal(error: WireError) -> bytes:
 
 
 def _send(sock: socket.socket, data: bytes) -> None:
-    """Send a few bytes to a client that may be gone, or not read."""
+    """Sends a few bytes to a client that may have left, or may not read."""
     with suppress(OSError):
         sock.send(data)

@@ -31,7 +31,7 @@ class RedisServer:
 
     @contextmanager
     def connected(self, failed: str) -> Iterator[Redis]:
-        """Raises StoreFailed, which says what `failed`."""
+        """Yields the connection. Raises StoreFailed, whose message begins with `failed`."""
         try:
             yield self.client
         except RedisError as error:

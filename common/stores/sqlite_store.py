@@ -23,10 +23,10 @@ RECORDS_SCHEMA = """
 
 class SqliteFile:
     """A SQLite file in WAL mode with `synchronous=FULL`: commits survive a loss of power, and take
-    a few milliseconds. The file is opened at the first use, and again after that failed.
+    a few milliseconds. The file is opened at the first use; if that fails, at the next one.
 
-    Both context managers are for one thread at a time. They raise StoreFailed, which names what
-    `failed`.
+    Both context managers let one thread in at a time. They raise StoreFailed, whose message begins
+    with `failed`.
     """
 
     def __init__(self, path: Path, schema: str, timeout_s: float) -> None:
@@ -79,14 +79,14 @@ class SqliteFile:
         return connection
 
     def _choose_wal(self, connection: Connection) -> None:
-        """Others may choose it for the same new file, and SQLite itself does not wait for them."""
+        """Sets WAL mode. Waits for others that set it for a new file, as SQLite itself does not."""
         give_up_s = time.monotonic() + self._timeout_s
         while True:
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
                 return
             except sqlite3.OperationalError as error:
-                is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # or a kind of it
+                is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # or its subtypes
                 if not is_busy or time.monotonic() > give_up_s:
                     raise
                 time.sleep(TURN_S)
