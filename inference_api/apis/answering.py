@@ -64,7 +64,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Has calls answered. Immutable; any request thread."""
+    """Answers requests with generations of the chosen model. Immutable; any request thread."""
 
     generations: Generations
     choice: ModelChoice
@@ -90,7 +90,7 @@ class Answering:
             return it.respond(writer_of(chosen, model.tokenizer), answers, len(prompt), streams)
 
     def model_of(self, chat: Chat) -> tuple[Chosen, ServedModel]:
-        """Raises UnknownModel, NotReady, Draining and BackendFailed."""
+        """Returns the chosen model. Raises UnknownModel, NotReady, Draining and BackendFailed."""
         return self.choice.served(chat.model, chat.user_texts)
 
     @contextmanager
@@ -98,7 +98,7 @@ class Answering:
         self, chosen: Chosen, requests: Callable[[ServedModel], Requests], field: str
     ) -> Iterator[Begun]:
         """Begins generations, and closes them unless a streamed response does. `requests` encodes
-        prompts, once the call is admitted; `field` is what a refusal for their length names. Raises
+        the prompts, once the call is admitted. A refusal for their length names `field`. Raises
         HearthError."""
         admission = self.generations.admitted(chosen.name, caller_of_request())
         with ExitStack() as closing:
@@ -111,7 +111,7 @@ class Answering:
 
 @contextmanager
 def prompt_is_called(field: str) -> Iterator[None]:
-    """Sets the parameter that a refusal for the prompt's length names: the route's `field`."""
+    """Makes a refusal for the prompt's length name the route's `field`."""
     try:
         yield
     except ContextTooLong as error:

@@ -17,7 +17,7 @@ RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
 def _failures(rule: Rule) -> Mapping[int, Content]:
     statuses = [
         *[401] * rule.needs_token,
-        *[404] * rule.has_parameters,  # a line break is in no rule's path
+        *[404] * rule.has_parameters,  # no rule matches a path with a line break
         *[413] * (rule.operation.body is not None),
         500,
     ]

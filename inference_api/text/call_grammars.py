@@ -118,7 +118,7 @@ def calls_constraint(
 
 
 def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
-    """Returns the rules of `body`, from the constraint that `calls_constraint` has made."""
+    """Returns the rules of `body`. `asked` is the constraint that `calls_constraint` has made."""
     shape, tools, inputs = SHAPES[dialect.name], asked["tools"], asked["inputs"]
     written = _Marks(dialect, terminal)
     before = f"(call {written(shape.between)}){{0,{MAX_CALLS - 1}}} "
@@ -192,7 +192,8 @@ def _body(
 
 
 def _whole_or_text(names: Sequence[str], written: _Marks) -> Iterator[str]:
-    """Returns the rules where calls are the whole answer: a text must not begin like a call."""
+    """Yields the rules for formats in which calls are the whole answer. A text must not begin like
+    a call."""
     beginning = r"\{\"tool_calls\""
     if written.dialect == "llama":
         beginning = r"\{\"name\": \"(" + "|".join(map(re.escape, names)) + r")\""
@@ -264,7 +265,7 @@ def _arguments(rule: str, schema: Json, is_strict: bool, written: _Marks) -> Ite
 def _tagged_argument(
     member: str, name: str, about: Json, json_of: gemma_grammars.OfSchema, written: _Marks
 ) -> Iterator[str]:
-    """Returns the rule of an argument between tags: JSON, or plain text if it is a string."""
+    """Yields the rules of an argument between tags: JSON, or plain text if it is a string."""
     is_coder = written.dialect != "glm"
     begin, end = f"\n<arg_key>{name}</arg_key>\n<arg_value>", "</arg_value>"
     if is_coder:
@@ -286,6 +287,6 @@ def _tagged_argument(
 
 
 def _with_definitions(about: object, schema: Json) -> Json:
-    """Returns a property's schema with what it may refer to; of none, one of any value."""
+    """Returns a property's schema with the tool's definitions; `{}` if it is no object."""
     named: Json = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return named | about if isinstance(about, dict) else {}

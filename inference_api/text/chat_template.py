@@ -24,7 +24,7 @@ from inference_api.loading.tokenizer_files import MAX_TEMPLATE_BYTES
 from inference_api.text.tokenizer_config import DEFAULT, WITH_TOOLS, TokenizerConfig
 
 SIMPLEST = [{"role": "user", "content": "Hello"}]
-MAX_TURNS = 5_000_000  # a conversation may take so many of loops, and calls: a few seconds
+MAX_TURNS = 5_000_000  # loop turns and calls for one conversation, which take a few seconds
 TURNS_LEFT = "turns left"  # a variable that no template can name
 
 

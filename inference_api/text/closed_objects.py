@@ -38,7 +38,7 @@ def with_closed_objects(schema: Schema) -> Schema:
     formats and `propertyNames`."""
     parts: frozenset[str] = frozenset()
     while (found := _references_of_parts(schema, parts)) != parts:
-        parts = found  # schemas that these refer to are parts, too
+        parts = found  # again, because schemas that these refer to are parts, too
     are_known = all(_NAMED_SCHEMA.fullmatch(reference) for reference in parts)
 
     def closed(schema: Schema, is_part: bool) -> Schema:

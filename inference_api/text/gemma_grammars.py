@@ -70,7 +70,7 @@ class _Values:
         self._by_reference: dict[str, str] = {}
 
     def add_object(self, rule: str, about: Json) -> None:
-        """Returns the rule of an object. Members are sorted by name, as in the model's template."""
+        """Adds the rule of an object. Members are sorted by name, as in the model's template."""
         write, named = self._write, about.get("properties")
         named = named if isinstance(named, Mapping) else {}
         if not named and about.get("additionalProperties", True) is not False:

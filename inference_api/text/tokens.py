@@ -218,8 +218,8 @@ class StopMatcher:
         return self.matched is not None
 
     def push(self, piece: str, num_tokens: int = 0) -> str:
-        """Returns the text that is safe to send, after `num_tokens` more tokens. With a match that
-        is the rest up to it; after that, nothing."""
+        """Returns the text that is safe to send, after `num_tokens` more tokens. On a match this is
+        the text up to it; later, nothing."""
         self._tokens_left -= num_tokens
         is_too_early = num_tokens > 0 and self._tokens_left >= 0
         if self.has_matched or not self._stop_strings or is_too_early:
@@ -235,6 +235,6 @@ class StopMatcher:
         return text[: len(text) - held]
 
     def finish(self) -> str:
-        """Returns the text that was held back, because no stop string came of it."""
+        """Returns the text that was held back, and became no stop string."""
         held, self._held = self._held, ""
         return held

@@ -23,7 +23,7 @@ def text_only(reader: Reader, calls: Calls) -> Steps[None]:
 
 
 def tagged(marks: Sequence[str], ends: Sequence[str], body: Read) -> Read:
-    """Text, and calls after one of the marks, each of which one of `ends` may follow."""
+    """Returns a parser of text with calls after one of the marks. One of `ends` may follow each."""
 
     def read(reader: Reader, calls: Calls) -> Steps[None]:
         while (yield from reader.until(marks, TextDelta)) is not None:
@@ -51,7 +51,7 @@ nemotron = tagged(NEMOTRON_TAGS[:1], NEMOTRON_TAGS[1:], json_calls)
 
 
 def llama(reader: Reader, calls: Calls) -> Steps[None]:
-    """Calls are the whole answer, or come after a tag, which code may follow, too."""
+    """Reads calls that are the whole answer, or follow a tag, which code may follow, too."""
     start = reader.at
     yield from reader.skip_space()
     if (yield from reader.peek()) == "{":
@@ -94,7 +94,7 @@ def _behind_python_tag(reader: Reader, calls: Calls) -> Steps[None]:
 
 
 def _mistral_calls(reader: Reader, calls: Calls) -> Steps[None]:
-    """A list, as up to version 7 of the tokenizer, or a name and its arguments."""
+    """Reads a list, as up to version 7 of the tokenizer, or a name and its arguments."""
     yield from reader.skip_space()
     if (yield from reader.peek()) == "[":
         yield from json_calls(reader, calls)
@@ -122,7 +122,7 @@ mistral = tagged(("[TOOL_CALLS]",), (), _mistral_calls)
 
 
 def generic(reader: Reader, calls: Calls) -> Steps[None]:
-    """`{"tool_calls": [...]}` as the whole answer, fenced or not; SmolLM2 has tags of its own."""
+    """Reads `{"tool_calls": [...]}` as the whole answer, fenced or not, or in SmolLM2's tags."""
     start = reader.at
     yield from reader.skip_space()
     if (yield from reader.peek()) in "`{":
@@ -147,7 +147,7 @@ BEGIN_ALL, END_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>
 
 
 def _deepseek_call(reader: Reader, calls: Calls) -> Steps[None]:
-    """V3.1 writes the name and the object, V3 and R1 `function`, the name and a fenced object."""
+    """Reads a name and an object (V3.1), or `function`, a name and a fenced object (V3, R1)."""
     head, _ = yield from reader.read_until((SEPARATOR,))
     name = head.strip()
     if name == "function":

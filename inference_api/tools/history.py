@@ -128,9 +128,9 @@ def _short_id(call_id: str) -> str:
 
 
 def ids_behind(messages: Sequence[Message]) -> Callable[[str], str]:
-    """Returns what makes the ids of further calls in Kimi's form, from the functions' names.
+    """Returns a function that makes an id in Kimi's form for a further call of a named function.
 
-    Numbers run through the conversation, and none comes twice if messages are left out.
+    Numbers run through the conversation. None comes twice, even if messages have been left out.
     """
     ids = [call["id"] for message in messages for call in message.get("tool_calls", ())]
     found = [int(match[1]) + 1 for each in ids if (match := _NUMBER.search(each))]
@@ -139,7 +139,7 @@ def ids_behind(messages: Sequence[Message]) -> Callable[[str], str]:
 
 
 def _numbered(messages: Sequence[Message]) -> list[Message]:
-    """Gives calls and results ids in Kimi's form, which its templates write, whoever made them."""
+    """Gives calls and results ids in Kimi's form, which its templates write, in place of any."""
     new_id, shown = ids_behind(()), dict[str, str]()
     numbered: list[Message] = []
     for message in messages:

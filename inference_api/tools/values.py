@@ -53,5 +53,5 @@ def typed(value: str, name: str, schema: Json) -> str:
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """For `json.loads`, which reads NaN and infinities."""
+    """Raises an error, for `json.loads`, which would read NaN and infinities."""
     raise ValueError(f"{name} is not JSON")

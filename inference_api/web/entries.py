@@ -20,7 +20,7 @@ ENCRYPTED = frozenset({"compaction", "encrypted_content", "redacted_thinking"})
 
 
 def of_list(read: Callable[[list[Any], ValidationInfo], Iterable[Any]]) -> BeforeValidator:
-    """Returns the validator that replaces a list by what `read` makes of it."""
+    """Returns a validator that replaces a list by the entries that `read` returns for it."""
     return BeforeValidator(
         lambda given, info: list(read(given, info)) if isinstance(given, list) else given
     )

@@ -81,7 +81,7 @@ class Body(BaseModel):
         return self
 
     def check(self) -> None:
-        """Raises a `fault` if fields do not fit each other; first what its base classes raise."""
+        """Raises a `fault` if fields contradict each other. Checks of base classes come first."""
 
 
 B = TypeVar("B", bound=Body)
@@ -113,7 +113,7 @@ def _as_float(value: Any) -> Any:
 
 # For a float with bounds: an integer beyond any float is also beyond the bounds.
 ANY_SIZE = BeforeValidator(_as_float)
-# For a number of tokens: clients of llama.cpp say -1 for as many as there is room for.
+# For a number of tokens: clients of llama.cpp send -1 to ask for as many as there is room for.
 OR_ALL = BeforeValidator(lambda tokens: MAX_INTEGER if tokens == -1 else tokens)
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_INTEGER), OR_ALL]
 
@@ -148,6 +148,6 @@ def _add_known_fields(schema: Json, kind: type[BaseModel]) -> None:
 def _refusal(detail: ErrorDetails) -> InvalidRequest:
     field = detail.get("ctx", {}).get("field")  # comes with a `fault`
     steps = [*detail["loc"], *([] if field is None else [field])]
-    # Branches of unions are no fields.
+    # Tags of union branches, such as <text>, are no fields.
     steps = [each for each in steps if not (isinstance(each, str) and each.startswith("<"))]
     return InvalidRequest(fault_of({**detail, "loc": tuple(steps)}), shortened(steps[0]))

@@ -1,7 +1,7 @@
 """Parses the JSON object of a request body, and checks it as a whole before any of its fields.
 
-Before parsing, its structure is bounded. Parsing and validating hold the interpreter lock, and take
-many times the bytes they read. Text is cheap; the number of values counts, most of all of lists,
+Bounds on its structure are checked before parsing. Parsing and validating hold the interpreter
+lock, and take many times the bytes they read. Text is cheap; values are not, most of all lists,
 objects and their members.
 
 Pure: any thread.
@@ -17,7 +17,7 @@ from inference_api.tools.values import MAX_DEPTH, children, is_deeper_than, refu
 
 # 256 prompts of 2048 token ids, and some more. A body of 4 MiB exceeds it only with short values.
 MAX_VALUES = 600_000
-MAX_MEMBERS = 32_768  # 8192 messages of four
+MAX_MEMBERS = 32_768  # 8192 messages of four members
 _BOUNDS = (
     (b",", MAX_VALUES, "values"),
     (b":", MAX_MEMBERS, "members of objects"),
@@ -29,8 +29,8 @@ ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_object(body: bytes) -> dict[str, object]:
-    """Returns the object. Raises InvalidRequest if the body is none, exceeds a bound, or contains
-    half of a surrogate pair."""
+    """Returns the object. Raises InvalidRequest if the body is no object, exceeds a bound, or
+    contains half of a surrogate pair."""
     check_structure(body)
     try:
         parsed = json.loads(body.decode("utf-8"), parse_constant=refuse_constant)

@@ -22,7 +22,7 @@ _SHOWN = re.compile(r"[\w.-]+", re.ASCII)  # names that may be in a header
 
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
-    """What the operator wants to be refused instead of ignored."""
+    """Says what the operator wants to refuse, where it would be ignored otherwise."""
 
     refuses_unknown: bool = False
     refuses_images: bool = False
@@ -53,8 +53,8 @@ class LeftAside:
         self.paths[path] = path if is_known else f"{place}.{UNKNOWN}".removeprefix(".")
 
     def add_unknown(self, kind: type[BaseModel], name: str, absent: set[str]) -> str | None:
-        """Returns the fault of an unknown field, or None: for example, that its name is one of the
-        `absent` fields', misspelt."""
+        """Returns why an unknown field is refused, or None. Its name may be a misspelt name of one
+        of the `absent` fields, for example."""
         if (kind, name) in self._unknown:
             return None
         self._unknown.add((kind, name))
@@ -70,7 +70,7 @@ class LeftAside:
 
 @cache
 def places(body: type[BaseModel]) -> dict[type[BaseModel], str]:
-    """Returns for each kind of object the first path in a body, such as `tools[]`; empty for the
+    """Returns the first path of each kind of object in a body, such as `tools[]`; empty for the
     body itself."""
     found: dict[type[BaseModel], str] = {}
 

@@ -167,7 +167,7 @@ def _input(arguments: str) -> Json:
     """
     try:
         given = from_json(arguments, allow_partial="trailing-strings", allow_inf_nan=False)
-        json.dumps(given)  # which integers of thousands of digits fail
+        json.dumps(given)  # fails for integers of thousands of digits
     except (ValueError, RecursionError):
         given = None
     if arguments and not isinstance(given, dict):

@@ -98,7 +98,7 @@ def _run_by_clients(tools: list[Any], info: ValidationInfo) -> Iterator[Any]:
 
 
 class CountBody(ToolBody):
-    """The fields that make the prompt, which `count_tokens` takes too."""
+    """The fields that make the prompt. `count_tokens` takes only these."""
 
     advisory: ClassVar[frozenset[str]] = CACHED | {
         *("betas", "container", "context_management", "diagnostics", "fallbacks", "inference_geo"),
@@ -145,7 +145,7 @@ class CountBody(ToolBody):
         return [t.as_tool() for t in tools if not t.defer_loading or t.name in found]
 
     def _found_tools(self) -> set[str]:
-        """Returns the names of tools that a search has found, that were called, or must be."""
+        """Returns the names of tools that a search has found, or that were or must be called."""
         names = {self.tool_choice.name or ""} if self.tool_choice else set[str]()
         for block in (block for message in self.messages for block in message.blocks):
             if isinstance(block, ToolResultBlock):

@@ -54,8 +54,8 @@ FUNCTIONS: Mapping[str, Json] = {
 def plain_tools(tools: list[Any]) -> Iterator[tuple[Any, str]]:
     """Yields for each tool its plain definition and its type.
 
-    The definition is None if only Anthropic's servers could run the tool. If they were to search
-    for tools, all tools are offered from the start.
+    The definition is None if only Anthropic's servers could run the tool. If one of these is a tool
+    search, all tools are offered from the start.
     """
     searches = any(type_of(tool).startswith(SEARCH) for tool in tools)
     for tool in tools:

@@ -1,6 +1,6 @@
 """The body of the native routes, as pydantic models.
 
-Lenient where documented clients need it (numbers as strings, null for absent), exact otherwise.
+It is lenient where documented clients need that (numbers as strings, null for absent), else exact.
 """
 
 import re
@@ -134,8 +134,8 @@ class StrictNativeBody(NativeBody):
 def parse_native_body(
     kind: type[NativeBody], body: bytes, aside: LeftAside | None = None
 ) -> NativeBody:
-    """As `web.fields.parse`. Raises InvalidRequest naming the first field at fault, types before
-    bounds."""
+    """Returns the body, as `web.fields.parse` does. Raises InvalidRequest that names the first
+    field of a wrong type, or else the first one out of bounds."""
     given = parse_object(body)
     try:
         return kind.model_validate(given, context=aside or LeftAside(kind))
@@ -148,8 +148,8 @@ def _rank(detail: ErrorDetails) -> int:
 
 
 def _kind(detail: ErrorDetails) -> str:
-    """Returns pydantic's error type; for a value that should be one of several texts and is no
-    text, the type of that error."""
+    """Returns pydantic's error type. If one of several texts is expected, and the value is no text,
+    this is the type for a value that is no text."""
     is_other_type = detail["type"] == "literal_error" and not isinstance(detail["input"], str)
     return "string_type" if is_other_type else detail["type"]
 

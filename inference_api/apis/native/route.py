@@ -28,7 +28,7 @@ Write = Callable[[NativeBody, TextGeneration], Iterator[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class _Native:
-    """What the routes share."""
+    """Answers the requests of all native routes."""
 
     answering: Answering
 

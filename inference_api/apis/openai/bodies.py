@@ -132,17 +132,17 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
 
     @property
     def num_choices(self) -> int:
-        """Answers to each prompt."""
+        """Number of answers to each prompt."""
         return self.n or 1
 
     @property
     def token_limit(self) -> tuple[str, int | None]:
-        """The field that limits the tokens to generate, and its value; None: the context does."""
+        """The field that limits the tokens to generate, and its value; None: only the context."""
         return "max_tokens", self.max_tokens
 
     def _num_prompt_logprobs(self, choice: int) -> int | None:
-        """Returns how many log probabilities of the prompt a choice needs. All choices echo them,
-        or else only the first one reports them."""
+        """Returns how many log probabilities a choice needs for each token of the prompt. All
+        choices echo them; without an echo only the first choice reports them."""
         of_echo = self.num_logprobs if self.wants_echo else None
         asked = (of_echo, self.prompt_logprobs if choice == 0 else None)
         return max((each for each in asked if each is not None), default=None)

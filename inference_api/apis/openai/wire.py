@@ -12,7 +12,7 @@ class PromptTokensDetails(WireDict):
     cached_tokens: int
 
 
-Switch = TypedDict(  # in this form, as `from` is Python's own word
+Switch = TypedDict(  # in this form, because `from` is a keyword
     "Switch",
     {"wait_s": float, "evict_s": float, "load_s": float, "initiator": bool, "from": str | None},
 )
