@@ -1,5 +1,5 @@
-"""`/login` and `/logout`: give a browser access to the dashboard, whose page it cannot request with
-a token.
+"""`/login` and `/logout` give a browser access to the dashboard, because it cannot send a token in
+a header when it requests a page.
 
 The token comes in a form's body, never in a URL. After a check, the browser keeps it in a cookie
 that scripts cannot read and other sites cannot make it send. Nothing is stored here.

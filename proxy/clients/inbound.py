@@ -14,8 +14,8 @@ from proxy.clients.usage_question import may_ask
 from proxy.errors import BadRequest, BodyTooLarge, ProxyError
 
 # Bytes of a body that are read before an upstream is chosen: enough for a prompt of some 60,000
-# tokens. A body up to this size is inspected, and can be sent again to another upstream. The rest
-# of a longer one is streamed through.
+# tokens. A body up to this size is inspected, and can be sent again to another upstream. A longer
+# one is streamed through from there on.
 INSPECTED_BYTES = 256 * 1024
 # A compressed body is inspected up to the same size after decompression. A body that cannot be
 # read here, as in other encodings, names no model, and is refused to a team with a list of models.

@@ -1,7 +1,7 @@
 """Discovery by Kubernetes: the ready endpoints of Services, from their EndpointSlices.
 
-The endpoint of a pod to be stopped is marked `terminating` before the pod is told, so it leaves the
-list while the pod's preStop hook sleeps, and no request is sent to a draining pod.
+Kubernetes marks the endpoint of a pod as `terminating` before it stops the pod. So the endpoint
+leaves the list while the pod's preStop hook sleeps, and no request is sent to a draining pod.
 """
 
 import http.client

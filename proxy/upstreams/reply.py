@@ -88,7 +88,7 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._parser is None or self.is_whole:
             self._can_go_on = False
-            self._transport.abort()  # nobody asked for this
+            self._transport.abort()  # the bytes answer no request
             return
         self.has_answered = True
         if self.head is None:

@@ -75,8 +75,8 @@ def servers_in_turn(
 
 
 def rendezvous(key: str, name: str, weight: float) -> float:
-    """Returns the score of a name for a key. The highest one wins, as often as its weight says.
-    Weighted rendezvous hashing: -weight / ln(hash), with the hash uniform in (0, 1)."""
+    """Returns a name's score for a key. Over all keys, names have the highest score in proportion
+    to their weights. Weighted rendezvous hashing: -weight / ln(hash), hash uniform in (0, 1)."""
     # JSON may hold half of a surrogate pair, which plain UTF-8 cannot encode.
     text = f"{name}\0{key}".encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8).digest()

@@ -134,8 +134,8 @@ class StrictNativeBody(NativeBody):
 def parse_native_body(
     kind: type[NativeBody], body: bytes, aside: LeftAside | None = None
 ) -> NativeBody:
-    """Returns the body, as `web.fields.parse` does. Raises InvalidRequest that names the first
-    field of a wrong type, or else the first one out of bounds."""
+    """Returns the body, as `web.fields.parse` does. Raises InvalidRequest that names a missing
+    text, else the first field of a wrong type, else the first one out of bounds."""
     given = parse_object(body)
     try:
         return kind.model_validate(given, context=aside or LeftAside(kind))

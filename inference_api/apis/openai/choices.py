@@ -44,7 +44,7 @@ class AnswerForm:
         return {"text": answer.text}
 
     def delta(self, event: Event | None, is_first: bool) -> Json:
-        """Returns an event's part of a chunk. `event` is None if the chunk brings something else."""
+        """Returns an event's part of a chunk; `event` is None if the chunk has something else."""
         if not self.is_chat:
             return {"text": event.text if isinstance(event, TextDelta) else ""}
         role = {"role": "assistant"} if is_first else {}
