@@ -297,7 +297,7 @@ class ClientConnection(asyncio.Protocol):
             self.deadline_s = self._since_s + self._patience.body_s + earned_s
 
     def _wait_for_ever(self) -> None:
-        """Remove the deadline, unless the client has stopped reading."""
+        """Removes the deadline, unless the client has stopped reading."""
         if not self.is_congested:
             self.deadline_s = math.inf
 

@@ -1,4 +1,4 @@
-"""Finds token counts and texts in a JSON document while its bytes pass. Keeps only a few bytes in
+"""Finds token counts and texts in a JSON document while its bytes pass. It keeps few of them in
 memory, however long the document is and however deep it nests.
 
 Quotation marks inside strings are escaped, so text is never taken for a key, however it is cut.
@@ -58,8 +58,8 @@ class Tally:
             self.text_bytes += num_bytes
 
     def take_usage(self, usage: dict[str, object]) -> None:
-        """Records reported counts. They grow with the answer, so the last ones replace earlier
-        ones, except by a 0."""
+        """Records reported counts. Later ones replace earlier ones, because counts grow with the
+        answer; but a 0 replaces nothing."""
         prompt = _number(usage, "prompt_tokens", "input_tokens")
         if prompt is not None:
             # Anthropic's input_tokens does not include these.

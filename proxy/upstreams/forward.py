@@ -182,7 +182,7 @@ class Forwarder:
                     self._sleepers.note_fallback(request.hints, upstream.spec.server)
                 return upstream
             except (UpstreamNotReady, UpstreamUnreachable) as error:
-                # UpstreamNotReady is no refusal: a tried replica may go before the next is ready.
+                # After UpstreamNotReady it waits: a tried replica may go before the next is ready.
                 is_refused = bool(tried) and isinstance(error, UpstreamUnreachable)
                 if is_refused or not request.takes_row:
                     raise
