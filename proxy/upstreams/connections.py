@@ -30,7 +30,7 @@ class ConnectionPool:
         self._connect_timeout_s = connect_timeout_s
         self._tls = ssl.create_default_context() if scheme == "https" else None
         self._idle: list[UpstreamConnection] = []
-        self._keeps = {False: True, True: False}  # by `was_chunked`: does the server keep it open?
+        self._keeps = {False: True, True: False}  # was_chunked: does the server keep it open?
         self._on_trial: dict[bool, UpstreamConnection] = {}
         self._is_closed = False
 
