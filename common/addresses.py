@@ -67,7 +67,7 @@ def _base(url: str) -> str:
 
 
 def _check_redis(url: UrlT) -> UrlT:
-    """Raises ValueError, as `http_parts` does."""
+    """Returns the URL. Raises ValueError, as `http_parts` does."""
     text = url if isinstance(url, str) else url.get_secret_value()
     if text and _parts(text, REDIS_SCHEMES) is None:
         raise ValueError("is no address of a Redis server; give one like redis://127.0.0.1:6379/0")

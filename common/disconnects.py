@@ -26,7 +26,7 @@ class _Watched:
 
 
 class DisconnectWatcher:
-    """Any thread may watch and unwatch. Callbacks run on the watcher's thread: keep them short."""
+    """Calls back when clients hang up, on a thread of its own: keep callbacks short. Any thread."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

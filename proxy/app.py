@@ -198,12 +198,12 @@ class ProxyApp:
         self._sleepers.look_again()
 
     def _is_alive(self) -> bool:
-        """Any thread."""
+        """Returns whether all parts still run. Any thread."""
         parts = (self._maintenance, self._health, self._sleepers)
         return all(each.is_alive for each in parts)
 
     def _why_not_ready(self) -> str | None:
-        """Any thread."""
+        """Returns why /ready fails; None if the proxy is ready. Any thread."""
         if self._visits.is_draining:
             return "draining"
         can_serve = self._parts.balancer.is_ready() or self._sleepers.has_any

@@ -29,7 +29,7 @@ Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
 class Settings(EnvironmentSettings):
-    """Immutable. `SecretStr` keeps secrets out of logs, tracebacks and `repr`."""
+    """The settings. Immutable. `SecretStr` keeps secrets out of logs, tracebacks and `repr`."""
 
     proxy_host: str = "127.0.0.1"
     proxy_port: Port = 1223

@@ -324,7 +324,7 @@ def _usage(visit: Visit) -> Usage | None:
 
 
 async def _read_list(reply: Reply) -> dict[str, Any]:
-    """Raises UpstreamBroken."""
+    """Returns an answer's list of models. Raises UpstreamBroken."""
     try:
         answer = await reply.connection.read_whole(MAX_LIST_BYTES)
         return read_list(answer or b"", reply.head.get("content-encoding"))

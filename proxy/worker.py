@@ -104,7 +104,7 @@ def tune(listener: socket.socket, timeout_s: float) -> None:
 
 
 def descriptors_for(app: ProxyApp) -> None:
-    """Raises this process's limit of descriptors, or else lowers its number of connections."""
+    """Increases this process's limit of descriptors, or else lowers its number of connections."""
     # A request has a connection to its client and one to its upstream.
     wanted = app.crowd.max_connections + app.settings.proxy_requests
     allowed = allowed_connections(wanted)

@@ -45,7 +45,7 @@ NO_CONNECTION = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ECONNABORTED)
 
 
 def allowed_connections(wanted: int) -> int:
-    """Raise the limit of descriptors. Returns how many connections this process may have."""
+    """Increases the limit of descriptors. Returns how many connections this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + SPARE_DESCRIPTORS
     limit = needed if hard == resource.RLIM_INFINITY else min(hard, needed)

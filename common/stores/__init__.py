@@ -15,7 +15,7 @@ class Record(NamedTuple):
 
 
 class RecordStore(Protocol):
-    """Any thread."""
+    """A store of records. Any thread."""
 
     def load(self) -> list[Record]:
         """Returns all records. Raises StoreFailed."""

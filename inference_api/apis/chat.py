@@ -133,7 +133,7 @@ class ChatAnswer:
         return self.generation.finish_reason == FinishReason.LENGTH
 
     def events(self) -> Iterator[Event]:
-        """Raises HearthError."""
+        """Yields the answer's events. Raises HearthError."""
         for _, events in self.pieces():
             yield from events
 

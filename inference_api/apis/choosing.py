@@ -28,7 +28,7 @@ class Chosen(NamedTuple):
 
 
 class ModelChoice:
-    """Immutable; any request thread."""
+    """Chooses the models of requests. Immutable; any request thread."""
 
     def __init__(self, router: MemberRouter | None, backend: DecodeBackend) -> None:
         self._router = router
@@ -64,8 +64,8 @@ class ModelChoice:
         return Chosen(route.member, route.member, route)
 
     def served(self, asked: str | None, messages: Sequence[str]) -> tuple[Chosen, ServedModel]:
-        """Returns the model too. Raises what `choose` raises, NotReady, Draining and
-        BackendFailed."""
+        """Returns the choice, and the chosen model. Raises what `choose` raises, NotReady, Draining
+        and BackendFailed."""
         chosen = self.choose(asked, messages)
         self._backend.check_admission()
         return chosen, self._backend.served[chosen.name]

@@ -108,7 +108,7 @@ def rendered(render: Template, messages: Sequence[Message], extras: Extras) -> s
 
 
 class ChatPrompts:
-    """Immutable; any thread."""
+    """Encodes conversations for one model. Immutable; any thread."""
 
     def __init__(self, backend: "Backend", template: ChatTemplate | None) -> None:
         self._backend = backend

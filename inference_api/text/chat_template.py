@@ -105,7 +105,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(context, called, *args, **kwargs)
 
     def compiled(self, text: str) -> Template:
-        """Raises TemplateSyntaxError."""
+        """Returns a template, whose loops are counted. Raises TemplateSyntaxError."""
         tree = self.parse(text)
         for loop in tree.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
@@ -113,7 +113,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """Immutable; any thread. `render` may raise anything, because the template may."""
+    """A compiled template. Immutable; any thread. `render` raises anything the template raises."""
 
     def __init__(self, config: TokenizerConfig) -> None:
         """Raises TemplateSyntaxError."""

@@ -33,7 +33,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """Immutable."""
+    """A tokenizer's class, special tokens and chat templates, as its files name them. Immutable."""
 
     tokenizer_class: str = UNNAMED
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # "bos_token": "<s>"

@@ -49,7 +49,7 @@ def check_preflight(head: RequestHead, allowed: Collection[str]) -> None:
 
 
 def check_own_page(head: RequestHead) -> None:
-    """Raises OriginNotAllowed unless the browser says that a page of ours asks. Origin tells if
+    """Raises OriginNotAllowed unless the browser says that a page of ours asks. Origin decides if
     Sec-Fetch-Site is missing, which browsers omit over plain HTTP to another machine."""
     site = head.get("sec-fetch-site")
     origin = urlsplit(head.get("origin", "")[:256]).netloc.lower()

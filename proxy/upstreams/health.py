@@ -48,7 +48,7 @@ class HealthChecks:
 
     @property
     def is_alive(self) -> bool:
-        """Any thread."""
+        """Whether the checks still run. Any thread."""
         return self._task is not None and not self._task.done()
 
     def request_run(self) -> None:
