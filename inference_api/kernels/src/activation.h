@@ -1,4 +1,4 @@
-// What an MLP puts between its two products, for the results of one panel.
+// The activation functions between an MLP's two products, for the results of one panel.
 #pragma once
 
 #include "kernels.h"
@@ -7,7 +7,7 @@
 namespace hearth {
 namespace {
 
-// 1 / (1 + exp(-x)), by the exponential of minus |x| so that nothing overflows.
+// Returns 1 / (1 + exp(-x)), from the exponential of -|x| so that nothing overflows.
 template <class Simd>
 typename Simd::Vector sigmoid(typename Simd::Vector x) {
   const auto one = Simd::set(1.0f);
@@ -15,8 +15,8 @@ typename Simd::Vector sigmoid(typename Simd::Vector x) {
   return Simd::divide(Simd::where_negative(x, power, one), Simd::multiply_add(one, power, one));
 }
 
-// The normal distribution's cumulative probability, by Abramowitz and Stegun's formula 7.1.26 for
-// the error function, whose error is below 1.5e-7.
+// Returns the normal distribution's cumulative probability, by Abramowitz and Stegun's formula
+// 7.1.26 for the error function, whose error is below 1.5e-7.
 template <class Simd>
 typename Simd::Vector normal_probability(typename Simd::Vector x) {
   constexpr float kInverseRoot2 = 0.707106781f;
@@ -57,7 +57,7 @@ typename Simd::Vector activated(Activation activation, typename Simd::Vector x) 
   }
 }
 
-// The smaller one; `v` where it is not a number.
+// Returns the smaller one; `v` if it is not a number.
 template <class Simd>
 typename Simd::Vector at_most(typename Simd::Vector v, float limit) {
   const auto minus_one = Simd::set(-1.0f);
@@ -65,7 +65,7 @@ typename Simd::Vector at_most(typename Simd::Vector v, float limit) {
   return Simd::multiply(negated, minus_one);
 }
 
-// values = what clamped gates, which they are, make of `passing`.
+// Replaces `values`, which are clamped gates, by their function of `passing`: see SwiGlu.
 template <class Simd>
 void pass_clamped(const SwiGlu& swiglu, float* values, const float* passing) {
   const auto one = Simd::set(1.0f);
@@ -78,7 +78,7 @@ void pass_clamped(const SwiGlu& swiglu, float* values, const float* passing) {
   }
 }
 
-// values = activation(values), times `passing` unless that is null.
+// Replaces `values` by activation(values), times `passing` unless that is null.
 template <class Simd>
 void activate(Activation activation, float* values, const float* passing) {
   for (int i = 0; i < kPanel; i += Simd::kLanes) {

@@ -1,7 +1,7 @@
 // Attention over a cache, block of positions by block.
 //
-// A query's result depends on that query and what it sees: blocks begin at multiples of
-// kPositions wherever the query stands, and what a query does not see has weight zero exactly.
+// A query's result depends only on the query and the positions that it sees: blocks begin at
+// multiples of kPositions for every query, and unseen positions have weight zero exactly.
 #pragma once
 
 #include <cstring>
@@ -14,7 +14,7 @@
 namespace hearth {
 namespace {
 
-// The positions that each query sees, the same ones for all heads.
+// Sets the positions that each query sees, which are the same for all heads.
 inline void set_seen(const AttentionCall& call, const AttentionTask& task, AttentionState& state) {
   int query = 0;
   for (int64_t token = task.first_token; token < task.first_token + task.num_tokens; ++token) {
@@ -28,7 +28,7 @@ inline void set_seen(const AttentionCall& call, const AttentionTask& task, Atten
   state.num_queries = query;
 }
 
-// The dimensions that a cache has rotated together; 1: none.
+// Returns the number of dimensions that are rotated together in the cache; 1 if none are.
 inline int64_t rotated_dims(const AttentionCall& call) {
   return is_scaled(call.type) ? rotated_dims(call.head_dim, call.value_dim) : 1;
 }
@@ -57,7 +57,7 @@ void gather_queries(const AttentionCall& call, const AttentionTask& task, int64_
       for (int64_t i = 0; i < call.value_dim; ++i) {
         state.outputs[query * call.value_dim + i] = 0.0f;
       }
-      // A sink is as if it had been seen already, at a position whose value is zero.
+      // A sink counts like a position that has been seen already, with value zero.
       state.softmax[query] = call.sinks == nullptr ? Softmax{} : Softmax{call.sinks[head], 1.0f};
     }
   }
@@ -81,7 +81,8 @@ inline void scatter_outputs(const AttentionCall& call, const AttentionTask& task
   }
 }
 
-// Up to where all of a task's queries find positions in their own slots, in whole blocks.
+// Returns the end of whole blocks in which all of a task's queries see positions in their own
+// slots.
 inline int64_t shared_end(const AttentionCall& call, const AttentionTask& task, int64_t end) {
   int64_t first = kNoBranch;
   for (int64_t token = task.first_token;
@@ -91,13 +92,13 @@ inline int64_t shared_end(const AttentionCall& call, const AttentionTask& task, 
   return first == kNoBranch ? end : first / kPositions * kPositions;
 }
 
-// A block of a branch, as if its positions were in their own slots: `block` says where that is.
+// A copy of a block as one branch sees it, in the order of positions.
 struct BranchBlock {
   static constexpr int64_t kSize = key_bytes(CacheType::kFloat32, kMaxHeadDim);
   alignas(64) char keys[kSize];
   alignas(64) char values[kSize];
 
-  // `block_of(slot)` is the block that has a slot, which is of so many bytes.
+  // `block_of(slot)` returns the block that has a slot; a slot takes `bytes`.
   template <class BlockOf>
   Block gather(const Block& block, const Branch& branch, int64_t bytes, const BlockOf& block_of) {
     for (int i = 0; i < block.count; ++i) {
@@ -112,7 +113,7 @@ struct BranchBlock {
   }
 };
 
-// The blocks from `begin` on, token by token: what is there is of each token's own branch.
+// Attends to the blocks from `begin` on, token by token, because each sees its own branch there.
 template <class BlockAt>
 void attend_branches(const AttentionCall& call, const AttentionTask& task, int64_t kv_head,
                      int64_t begin, const BlockAt& block_at, AttendBlock attend_block,

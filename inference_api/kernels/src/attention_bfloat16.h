@@ -1,5 +1,5 @@
-// Attention to a block of halves where instructions multiply pairs of bfloat16: queries, keys,
-// weights and values are rounded to it, and sums are float32, each in one order.
+// Attention to a block in half precision, if instructions multiply pairs of bfloat16. Queries,
+// keys, weights and values are rounded to bfloat16. Sums are float32, each in one order.
 #pragma once
 
 #include <cstring>
@@ -10,7 +10,7 @@
 namespace hearth {
 namespace {
 
-// Sums of products of words of 32 bits, which are pairs of bfloat16.
+// Sums of products of 32-bit words, each of which is a pair of bfloat16.
 template <class Simd>
 struct BFloat16Pairs {
   using Sums = typename Simd::Vector;
@@ -32,8 +32,8 @@ inline void round_query(const float* query, int head_dim, uint16_t* to) {
   }
 }
 
-// Halves of a whole block, of which whole vectors can be read: where they are, or copied to `space`
-// with zeros around them, which changes `slot`.
+// Returns the halves of a whole block, such that whole vectors can be read. They stay where they
+// are, or are copied to `space` with zeros around them, which changes `slot`.
 inline const uint16_t* whole_vectors(const char* from, int count, int dims, bool is_whole,
                                      uint16_t* space, int& slot) {
   const auto* halves = reinterpret_cast<const uint16_t*>(from);

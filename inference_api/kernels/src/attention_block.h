@@ -1,4 +1,4 @@
-// Attention of some queries to a block of positions: softmax is kept up as it goes (Milakov and
+// Attention of some queries to a block of positions. Softmax is updated block by block (Milakov and
 // Gimelshein 2018, arXiv 1805.02867), so that keys and values are read once and scores stay in the
 // first level cache.
 #pragma once
@@ -10,13 +10,13 @@
 namespace hearth {
 namespace {
 
-constexpr int kPositions = kPageTokens;  // in a block
+constexpr int kPositions = kPageTokens;  // positions of a block
 constexpr float kMinusInfinity = -__builtin_inff();
 
-// What a query has seen so far.
+// A query's softmax over the positions seen so far.
 struct Softmax {
-  float maximum = kMinusInfinity;  // of its scores
-  float sum = 0.0f;                // of exp(score - maximum)
+  float maximum = kMinusInfinity;  // largest score
+  float sum = 0.0f;                // sum of exp(score - maximum)
 };
 
 // to[i] += factor * products[i], for the first `count` columns of a vector.
@@ -33,18 +33,18 @@ void add_columns(float factor, typename Simd::Vector products, int count, float*
   }
 }
 
-constexpr int kPairsStep = 32;  // dimensions of two vectors, which become bfloat16 together
+constexpr int kPairsStep = 32;  // dimensions of two vectors, which are rounded together
 constexpr int kMaxPadded = kMaxHeadDim / kPairsStep * kPairsStep;
 static_assert(kMaxPadded == kMaxHeadDim);
 
-// Queries as bytes, for what a cache has as bytes: see attention_bytes.h.
+// Queries as bytes, for caches of bytes: see attention_bytes.h.
 struct ByteQueries {
   alignas(64) int8_t steps[kMaxQueries * kMaxHeadDim];             // rows kMaxHeadDim apart
-  float scales[kMaxQueries];                                       // what a step stands for
-  int32_t negative_sums[kMaxQueries][cached_groups(kMaxHeadDim)];  // of groups of dimensions
+  float scales[kMaxQueries];                                       // the value of a step
+  int32_t negative_sums[kMaxQueries][cached_groups(kMaxHeadDim)];  // for groups of dimensions
 };
 
-// One task's queries, token by token and group by group, and everything it needs in between.
+// One task's queries, ordered by token and then group, and all intermediate results.
 struct AttentionState {
   alignas(64) float queries[kMaxQueries * kMaxHeadDim];  // [query][head_dim], scaled
   alignas(64) float outputs[kMaxQueries * kMaxHeadDim];  // [query][value_dim]
@@ -58,7 +58,7 @@ struct AttentionState {
   int num_queries;
 };
 
-// Keys [kPositions][slot] to floats [head_dim][kPositions].
+// Converts keys [kPositions][slot] to floats [head_dim][kPositions].
 template <class Simd, class Element>
 void transpose_keys(const Element* keys, int slot, int head_dim, float* transposed) {
   constexpr int kDims = Columns<Simd, Element>::kDims;
@@ -79,12 +79,12 @@ void transpose_keys(const Element* keys, int slot, int head_dim, float* transpos
   }
 }
 
-// The scores of one query, bit for bit what `product` makes of transposed keys.
+// Computes the scores of one query, with the same bits as `product` of transposed keys.
 template <class Simd, class Element>
 void score(const float* query, const Element* keys, int slot, int head_dim, float* scores,
            Prefetch prefetch) {
   constexpr int kLanes = Simd::kLanes;
-  constexpr int kVectors = 4;  // whose sums do not wait for each other
+  constexpr int kVectors = 4;  // vectors of sums that do not wait for each other
   constexpr int kDims = Columns<Simd, Element>::kDims;
   const int whole_dims = head_dim / kDims * kDims;
   for (int position = 0; position < kPositions; position += kVectors * kLanes) {
@@ -142,7 +142,7 @@ float largest_score(const float* scores) {
   return Simd::largest_of(largest);
 }
 
-// Scores to exp(score - maximum); returns their sum.
+// Replaces scores by exp(score - maximum). Returns their sum.
 template <class Simd>
 inline __attribute__((always_inline)) float exponentiate(float* scores, float maximum) {
   const auto one = Simd::set(1.0f);
@@ -157,7 +157,7 @@ inline __attribute__((always_inline)) float exponentiate(float* scores, float ma
   return Simd::sum_of(sum);
 }
 
-// Turns a query's scores of one block into weights, and rescales what it has gathered before.
+// Turns a query's scores of one block into weights, and rescales its earlier sums.
 template <class Simd>
 void update_softmax(float* scores, int64_t begin, int64_t end, int64_t value_dim, Softmax& softmax,
                     float* output) {
@@ -171,12 +171,12 @@ void update_softmax(float* scores, int64_t begin, int64_t end, int64_t value_dim
     softmax.sum *= kept;
     softmax.maximum = largest;
   }
-  // As long as nothing has been seen, any maximum gives the weights zero.
+  // While nothing has been seen, weights are zero for any maximum.
   const float maximum = softmax.maximum == kMinusInfinity ? 0.0f : softmax.maximum;
   softmax.sum += exponentiate<Simd>(scores, maximum);
 }
 
-// A whole block of keys: where they are, or copied to `space` with zeros behind `count`.
+// Returns a whole block of keys, in place, or copied to `space` with zeros after `count` positions.
 template <class Element>
 const Element* whole_block(const Element* keys, int slot, int count, Element* space) {
   if (count == kPositions) {
@@ -192,8 +192,7 @@ const Element* whole_block(const Element* keys, int slot, int count, Element* sp
   return space;
 }
 
-// `count` positions of a key-value head, of what the cache holds. Values that are a part of keys
-// are where those are.
+// `count` positions of a key-value head in the cache. Values may be part of keys.
 struct Block {
   const char* keys;
   const char* values;
@@ -207,11 +206,11 @@ struct Queries {
   int count;
 };
 
-// While it works on one block it fetches the next one.
+// Attends to one block, and fetches the next one meanwhile.
 using AttendBlock = void (*)(const AttentionCall& call, const Block& block, const Block& next,
                              const Queries& queries, AttentionState& state);
 
-// scores[query][position] of `dims` dimensions.
+// Computes scores[query][position] over `dims` dimensions.
 template <class Simd, class Element>
 void score_all(int num_queries, const float* vectors, int vector_stride, const Element* keys,
                int slot, int dims, float* transposed, float* scores, Prefetch prefetch) {
@@ -227,7 +226,7 @@ void score_all(int num_queries, const float* vectors, int vector_stride, const E
                 scores, kPositions, prefetch);
 }
 
-// Scores to weights.
+// Turns scores into weights.
 template <class Simd>
 void weigh_all(const AttentionCall& call, const Block& block, const Queries& queries,
                AttentionState& state) {
@@ -239,14 +238,14 @@ void weigh_all(const AttentionCall& call, const Block& block, const Queries& que
   }
 }
 
-// outputs[query][column] += the weights of a block times its values.
+// Adds the weights of a block times its values to outputs[query][column].
 template <class Simd, class Element>
 void add_values(int num_queries, int columns, const float* weights, const Element* values, int slot,
                 int count, float* outputs, int value_dim, Prefetch prefetch) {
   if constexpr (Simd::kLanes > 1) {
     product<Simd>(num_queries, columns, weights, kPositions, values, slot, count, outputs,
                   value_dim, prefetch);
-  } else {  // without an instruction for it, values become floats once and not with every query
+  } else {  // no instruction converts values, so they become floats once, not for every query
     float floats[kPositions * kMaxHeadDim];
     for (int position = 0; position < count; ++position) {
       for (int i = 0; i < columns; ++i) {

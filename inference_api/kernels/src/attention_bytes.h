@@ -1,8 +1,8 @@
-// Attention to a block of a cache that has steps of scales: a byte for each number, or 4 bits.
+// Attention to a block of a cache whose numbers are steps times scales: bytes, or 4 bits.
 //
-// Where instructions multiply bytes, queries and weights become bytes, too, each query with a scale
-// of its own and its weights with one for each block. The products are exact, so that a query's
-// result is the same in any company.
+// If instructions multiply bytes, queries and weights become bytes, too. Each query has a scale,
+// and its weights have one for each block. The products are exact, so that a query's result does
+// not depend on other queries.
 #pragma once
 
 #include <cstring>
@@ -17,7 +17,7 @@ constexpr int kQuadDims = kWordBytes;
 
 constexpr int whole_quads(int dims) { return (dims + kQuadDims - 1) / kQuadDims * kQuadDims; }
 
-// Dimensions of a key or a value that have a scale of their own.
+// Returns the number of a key's or value's dimensions that share a scale.
 inline int dims_of_group(const AttentionCall& call) {
   return call.type == CacheType::kInt4 ? kGroup : static_cast<int>(call.head_dim);
 }
@@ -44,14 +44,14 @@ inline void quantise_query(const float* query, const AttentionCall& call, int in
   }
 }
 
-// Keys or values of a block, in groups that have scales of their own.
+// Keys or values of a block, in groups with a scale each.
 struct CachedBytes {
   static constexpr int kMaxGroups = static_cast<int>(cached_groups(kMaxHeadDim));
   static constexpr int kMaxSlot = static_cast<int>(slot_bytes(CacheType::kInt8, kMaxHeadDim));
   alignas(64) int8_t space[kPositions * kMaxSlot];
-  const int8_t* steps;  // [position][slot], zeros behind the last position
+  const int8_t* steps;  // [position][slot], zeros after the last position
   int slot;
-  alignas(64) float scales[kMaxGroups][kPositions];  // what a step stands for
+  alignas(64) float scales[kMaxGroups][kPositions];  // the value of a step
 
   template <class Simd>
   void fill(CacheType type, const char* vectors, int count, int head_dim) {
@@ -69,14 +69,14 @@ struct CachedBytes {
  private:
   using Bytes = uint8_t __attribute__((vector_size(kGroup / 2)));
 
-  // Steps in bits 3 to 6 of bytes, as eights. They change their sign where `flip` is all ones.
+  // Returns the steps in bits 3 to 6 of bytes, times eight; negated if `flip` is all ones.
   static Bytes eights(Bytes steps, uint8_t flip) {
     constexpr uint8_t kSteps = 0x78;
     constexpr uint8_t kSign = 0x40;
     return ((((steps & kSteps) ^ kSign) - kSign) ^ flip) - flip;
   }
 
-  // Scales lose their sign.
+  // Makes scales positive, and negates the steps of negative ones.
   template <class Simd>
   void fill_from_groups(const char* vectors, int count, int groups) {
     constexpr float kEighth = 1.0f / 8;
@@ -120,7 +120,7 @@ struct Dims {
   int count;
 };
 
-// Bytes of keys [kPositions][slot] to quads [dims / 4][kPositions][4], with Simd's offset.
+// Converts bytes of keys [kPositions][slot] to quads [dims / 4][kPositions][4], with Simd's offset.
 template <class Simd>
 void quads_of_keys(const int8_t* keys, int slot, int dims, int8_t* quads) {
   using Square = typename Simd::Square;
@@ -137,8 +137,8 @@ void quads_of_keys(const int8_t* keys, int slot, int dims, int8_t* quads) {
   }
 }
 
-// Bytes of values [kPositions][slot] to quads [kPositions / 4][columns][4]. Returns the columns:
-// as many as a multiple of 16, with zeros behind the last one.
+// Converts bytes of values [kPositions][slot] to quads [kPositions / 4][columns][4]. Returns the
+// number of columns, rounded up to a multiple of 16 with zeros.
 template <class Simd>
 int quads_of_values(const int8_t* values, int slot, int count, int8_t* quads) {
   constexpr int kColumns = 16;
@@ -159,7 +159,7 @@ int quads_of_values(const int8_t* values, int slot, int count, int8_t* quads) {
   return columns;
 }
 
-// What a group of dimensions adds to scores[query][position]; the first one begins them.
+// Adds a group of dimensions to scores[query][position]. The first group sets them.
 template <class Simd>
 void add_scores(const AttentionCall& call, const Queries& queries, const CachedBytes& keys,
                 const Dims& dims, Prefetch prefetch, AttentionState& state) {
@@ -194,7 +194,7 @@ void add_scores(const AttentionCall& call, const Queries& queries, const CachedB
   }
 }
 
-// Weights times scales, none of them negative, as bytes; each query's with a scale of its own.
+// Converts weights times scales, none of which is negative, to bytes with a scale for each query.
 template <class Simd>
 void quantise_weights(int num_queries, const float* weights, const float* scales, int8_t* to,
                       float* to_scales) {
@@ -224,12 +224,12 @@ void quantise_weights(int num_queries, const float* weights, const float* scales
   }
 }
 
-// outputs[query][column] += the weights of a block times some dimensions of its values.
+// Adds the weights of a block times some dimensions of its values to outputs[query][column].
 template <class Simd>
 void add_weighed(const AttentionCall& call, const Queries& queries, const CachedBytes& values,
                  const Dims& dims, int count, Prefetch prefetch, AttentionState& state) {
   const auto value_dim = static_cast<int>(call.value_dim);
-  const int begin = static_cast<int>(call.head_dim) - value_dim;  // of values, in keys
+  const int begin = static_cast<int>(call.head_dim) - value_dim;  // of the values in keys
   float* outputs = state.outputs + queries.first * value_dim + dims.first - begin;
   const float* scales = values.scales[dims.group];
   if constexpr (Simd::kHasQuads) {

@@ -1,4 +1,4 @@
-// The products of attention, of floats and what a cache holds: scores and sums of values.
+// The products of attention, of floats and elements of a cache: scores and sums of values.
 #pragma once
 
 #include <cstring>
@@ -10,11 +10,11 @@ namespace hearth {
 namespace {
 
 // Fetches a block of keys or values into the second level cache, a little with every step of other
-// work: all at once it would hold up whatever comes after it. The processor's own prefetching stops
-// at every page, which is every 32 positions of 64 halves.
+// work. Fetched at once, it would hold up the work that follows. The processor's own prefetching
+// stops at every page of the system, which has 32 positions of 64 halves.
 class Prefetch {
  public:
-  Prefetch() : Prefetch(nullptr, 0, 1) {}  // of nothing
+  Prefetch() : Prefetch(nullptr, 0, 1) {}  // fetches nothing
   Prefetch(const void* block, int64_t size, int64_t steps)
       : line_(static_cast<const char*>(block)),
         end_(line_ + size),
@@ -32,7 +32,7 @@ class Prefetch {
   int64_t lines_per_step_;
 };
 
-// Elements of a cache as floats.
+// Loads elements of a cache as floats.
 template <class Simd>
 typename Simd::Vector load_element(const float* from) {
   return Simd::load(from);
@@ -48,7 +48,7 @@ typename Simd::Vector load_element(const int8_t* from) {
   return Simd::load_int8(from);
 }
 
-// Some dimensions of the vectors at kLanes positions, as one vector for each dimension.
+// Some dimensions of the keys at kLanes positions, with one vector for each dimension.
 template <class Simd, class Element>
 class Columns {
  public:
@@ -60,7 +60,7 @@ class Columns {
   typename Simd::Vector columns_[kDims];
 };
 
-// Of bytes four dimensions are moved as one: a quarter of the shuffles.
+// Moves four dimensions of bytes as one, which takes a quarter of the shuffles.
 template <class Simd>
 class Columns<Simd, int8_t> {
  public:
@@ -74,8 +74,8 @@ class Columns<Simd, int8_t> {
   typename Simd::Vector quads_[Simd::kLanes];
 };
 
-// c += a b, for kRows rows and kVectors vectors of columns, where b is [depth][columns]. Every k is
-// a step of `prefetch`.
+// Computes c += a b for kRows rows and kVectors vectors of columns, where b is [depth][columns].
+// Makes a step of `prefetch` for every k.
 template <class Simd, int kRows, int kVectors, class Element>
 void product_tile(const float* a, int64_t a_stride, const Element* b, int64_t b_stride, int depth,
                   float* c, int64_t c_stride, Prefetch& prefetch) {
@@ -114,7 +114,7 @@ void product_tile(const float* a, int64_t a_stride, const Element* b, int64_t b_
   prefetch = fetch;
 }
 
-// The columns of all rows that a tile of kVectors covers: tiles of kRows, then of half as many.
+// Computes kVectors vectors of columns for all rows, in tiles of kRows, then of half as many.
 template <class Simd, int kRows, int kVectors, class Element>
 void product_columns(int num_rows, const float* a, int64_t a_stride, const Element* b,
                      int64_t b_stride, int depth, float* c, int64_t c_stride, Prefetch& prefetch) {
@@ -132,8 +132,8 @@ void product_columns(int num_rows, const float* a, int64_t a_stride, const Eleme
   }
 }
 
-// c [num_rows][columns] += a [num_rows][depth] b [depth][columns]. Each element adds its products
-// in the order of k, whatever the tile that it is in.
+// Computes c [num_rows][columns] += a [num_rows][depth] b [depth][columns]. Each element adds its
+// products in the order of k, in any tile.
 template <class Simd, class Element>
 void product(int num_rows, int columns, const float* a, int64_t a_stride, const Element* b,
              int64_t b_stride, int depth, float* c, int64_t c_stride, Prefetch& prefetch) {
@@ -159,9 +159,8 @@ void product(int num_rows, int columns, const float* a, int64_t a_stride, const 
   }
 }
 
-// Sums of products of words of 32 bits, which are four bytes each. Instructions of x86-64 multiply
-// bytes without a sign by bytes with one: those without are the columns here, see
-// Simd::kQuadOffset, and the factors below.
+// Sums of products of 32-bit words, each of which is four bytes. Instructions of x86-64 multiply
+// unsigned by signed bytes. Here columns are unsigned (see Simd::kQuadOffset), below factors.
 template <class Simd>
 struct UnsignedColumns {
   using Sums = typename Simd::Ints;
@@ -181,10 +180,10 @@ struct UnsignedFactors : UnsignedColumns<Simd> {
 
 constexpr int kWordBytes = 4;
 
-// a b for kRows rows and kVectors vectors of columns: a is [rows][depth] words, rows of kRowBytes,
-// and b [depth][columns] words, whole vectors of columns. Each sum adds in the order of depth,
-// whatever the tile that it is in. `finish(row, column, sums)` takes a vector of them. Every word
-// of depth is a step of `prefetch`.
+// Computes a b for kRows rows and kVectors vectors of columns: a is [rows][depth] words, in rows of
+// kRowBytes, and b [depth][columns] words, in whole vectors of columns. Each sum adds in the order
+// of depth, in any tile. Calls finish(row, column, sums) with each vector of sums. Makes a step of
+// `prefetch` for every word of depth.
 template <class Simd, class Words, int kRowBytes, int kRows, int kVectors, class Finish>
 void word_tile(int row, int column, const void* a, const void* b, int columns, int depth,
                const Finish& finish, Prefetch& prefetch) {
@@ -260,8 +259,7 @@ void word_product(int num_rows, const void* a, const void* b, int columns, int d
   }
 }
 
-// Some columns of [kPositions][stride] words to [columns][kPositions] words: `columns` of whole
-// squares of vectors.
+// Transposes words [kPositions][stride] to [columns][kPositions], in whole squares of vectors.
 template <class Square>
 void transpose_words(const void* from, int64_t stride_bytes, int columns, void* to) {
   for (int position = 0; position < kPageTokens; position += Square::kLanes) {

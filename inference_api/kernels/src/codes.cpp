@@ -5,7 +5,7 @@
 namespace hearth {
 namespace {
 
-// Bytes of eight codes of two bits.
+// Converts eight codes of two bits each to bytes.
 template <int kCount>
 constexpr Eights<kCount> eights(const uint16_t (&codes)[kCount]) noexcept {
   constexpr uint64_t kValues[] = {kInt8Offset + 8, kInt8Offset + 25, kInt8Offset + 43};

@@ -1,5 +1,5 @@
-// How blocks whose values are in tables are taken apart: see layout_codes.h. All lanes of a panel
-// do the same, in loops that compilers turn into vectors. Only places are looked up one by one.
+// Unpacks blocks whose values are in tables: see layout_codes.h. All lanes of a panel do the same,
+// in loops that compilers turn into vectors. Only places are looked up one by one.
 #pragma once
 
 #include <cstring>
@@ -9,8 +9,8 @@
 
 namespace hearth {
 
-// What places say: of IQ3 four values, of IQ2 eight, a byte each, with the offset of their form; of
-// IQ1 eight of three values, two bits each.
+// Tables of places. In IQ3, a place has four values, in IQ2 eight; each is a byte with the offset
+// of the form. In IQ1, a place has eight values of two bits each.
 template <int kCount>
 struct Eights {
   uint64_t of[kCount];
@@ -37,7 +37,7 @@ inline const uint64_t* words_of(const Iq2SBlock&) { return kIq2SEights.of; }
 inline const uint16_t* words_of(const Iq1SBlock&) { return kIq1Words; }
 inline const uint16_t* words_of(const Iq1MBlock&) { return kIq1Words; }
 
-// The half that a block's scales are multiples of.
+// Returns the half precision number that a block's scales are multiples of.
 template <class Block>
 uint32_t unit_of(const Block& block, int lane) {
   return block.scale_units[lane];
@@ -51,7 +51,7 @@ inline uint32_t unit_of(const Iq1MBlock& block, int lane) {
   return unit;
 }
 
-// The scale of a group, in units.
+// Returns the scale of a group, in units.
 template <class Block>
 uint32_t scale_of(const Block& block, int group, int lane) {  // four bits
   return 2 * (static_cast<uint32_t>(block.scales[group / 2][lane]) >> (group % 2 * 4) & 0xf) + 1;
@@ -73,7 +73,7 @@ inline uint32_t scale_of(const Iq1MBlock& block, int group, int lane) {
   return 2 * (static_cast<uint32_t>(block.scales[group / 4][lane]) >> (group % 4 * 3) & 0x7) + 1;
 }
 
-// Place `index` of a block.
+// Returns place `index` of a block.
 inline uint32_t place_of(const Iq3XxsBlock& block, int index, int lane) {
   return block.places[index][lane];
 }
@@ -106,7 +106,7 @@ inline uint32_t place_of(const Iq1MBlock& block, int index, int lane) {
   return block.places[index][lane] | high << 8;
 }
 
-// Eight signs from the first seven of them: an even number is set.
+// Returns eight signs from the first seven. An even number of the eight is set.
 inline uint32_t eight_signs(uint32_t seven) {
   uint32_t odd = seven ^ seven >> 4;
   odd ^= odd >> 2;
@@ -114,7 +114,7 @@ inline uint32_t eight_signs(uint32_t seven) {
   return seven | (odd & 0x1) << 7;
 }
 
-// The signs of eight values.
+// Returns the signs of eight values.
 template <class Block>
 uint32_t signs_of(const Block& block, int eight, int lane) {
   return block.signs[eight][lane];
@@ -134,7 +134,7 @@ inline uint32_t signs_of(const Iq2XsBlock& block, int eight, int lane) {
 
 constexpr uint32_t kOnes = 0x01010101;  // a quad of ones
 
-// A quad with its offset: values whose signs are set are on the other side of it.
+// Returns a quad, which includes its offset, with values negated where signs are set.
 template <class Block>
 uint32_t with_signs(uint32_t quad, uint32_t signs) {
   constexpr uint32_t kOther = 2 * Block::kOffset - 1;
@@ -142,13 +142,13 @@ uint32_t with_signs(uint32_t quad, uint32_t signs) {
   return (quad ^ ones * kOther) + ones;
 }
 
-// Four fields of two bits as a quad.
+// Returns four fields of two bits as a quad.
 inline uint32_t four_fields(uint32_t byte) {
   const uint32_t pairs = (byte | byte << 12) & 0x000f000f;
   return (pairs | pairs << 6) & (3 * kOnes);
 }
 
-// Quad `quad` of a block with its offset; `word` is that of its place.
+// Returns quad `quad` of a block, with its offset. `word` is the table's entry for its place.
 template <class Block>
 uint32_t quad_of(const Block& block, uint64_t word, int quad, int lane) {
   const uint32_t signs = signs_of(block, quad / 2, lane) >> (quad % 2 * 4) & 0xf;
@@ -156,7 +156,7 @@ uint32_t quad_of(const Block& block, uint64_t word, int quad, int lane) {
   return with_signs<Block>(static_cast<uint32_t>(word >> (32 * place)), signs);
 }
 
-// IQ1, in eighths.
+// Returns a quad of IQ1, in eighths.
 inline uint32_t quad_of_eighths(uint64_t word, int quad, bool is_minus) {
   const uint32_t offset = is_minus ? kInt5Offset - 9 : kInt5Offset - 7;
   const auto byte = static_cast<uint32_t>(word >> (quad % 2 * 8)) & 0xff;
@@ -172,13 +172,13 @@ inline uint32_t quad_of(const Iq1MBlock& block, uint64_t word, int quad, int lan
   return quad_of_eighths(word, quad, (block.high[eight / 2][lane] >> (eight % 2 * 4) & 0x8) != 0);
 }
 
-// Lines up what each of `places` says; `count` is a multiple of four.
+// Looks up `places` in the table. `count` is a multiple of four.
 template <class Word>
 void look_up(const Word* table, const uint16_t* places, int count, Word* words) {
   for (int i = 0; i < count; i += 4) {
     uint64_t four;
     std::memcpy(&four, places + i, sizeof four);
-    __asm__("" : "+r"(four));  // not as vectors, which take longer to put together
+    __asm__("" : "+r"(four));  // prevents vectors, which would take longer to assemble
     words[i] = table[four & 0xffff];
     words[i + 1] = table[four >> 16 & 0xffff];
     words[i + 2] = table[four >> 32 & 0xffff];
@@ -186,7 +186,7 @@ void look_up(const Word* table, const uint16_t* places, int count, Word* words) 
   }
 }
 
-// A function of its own, or compilers would not make vectors of its loops.
+// Unpacks a block. Not inlined, because compilers would then not turn its loops into vectors.
 template <class Isa, class Block>
 __attribute__((noinline)) void take_apart(const Block& block, UnpackedOf<Block>& to) {
   uint16_t halves[kPanel];

@@ -3,15 +3,15 @@
 //
 //     S = decay S;  u = beta (v - S^T k);  S = S + k u^T;  o = S^T q
 //
-// In Kimi delta attention (Kimi Team 2025, arXiv 2510.26692) each channel of a key has a decay of
-// its own. It cannot be taken out of what is read, so keys and queries that read are decayed.
+// In Kimi delta attention (Kimi Team 2025, arXiv 2510.26692), each channel of a key has a decay of
+// its own. It is no common factor of what is read: keys and queries are decayed before.
 //
 // Mamba-2 (Dao and Gu 2024, arXiv 2405.21060) is the same without the correction: its B are keys,
-// its C queries, its x values, and how long a step is stands for beta.
+// its C queries, its x values, and its step length takes the place of beta.
 //
-// Columns of S have nothing to do with each other: a few of them stay in the first level cache
-// while all tokens go over them. A token is read where the one before it is written, so S is loaded
-// and stored once a token. Each element's sums have one order, however a prompt is cut.
+// Columns of S are independent: a few of them stay in the first level cache while all tokens pass.
+// While one token is written, the next one reads, so S is loaded and stored once for each token.
+// The sums of each element have one order, however a prompt is cut.
 #pragma once
 
 #include "activation.h"
@@ -22,18 +22,18 @@
 namespace hearth {
 namespace {
 
-constexpr float kDeltaEps = 1e-6f;  // on the sum of squares of a query or a key
-constexpr int kDeltaVectors = 2;    // of columns that tokens go over at once, which lie together
+constexpr float kDeltaEps = 1e-6f;  // added to the sum of squares of a query or a key
+constexpr int kDeltaVectors = 2;    // vectors of columns that are handled at once, and adjacent
 
 // Some tokens of one head.
 struct DeltaTokens {
   alignas(64) float queries[kDeltaTokens][kMaxDeltaDim];
   alignas(64) float keys[kDeltaTokens][kMaxDeltaDim];
-  alignas(64) float values[kDeltaTokens][kMaxDeltaDim];  // then what is read
-  float decays[kDeltaTokens];                            // 1 where channels have theirs
+  alignas(64) float values[kDeltaTokens][kMaxDeltaDim];  // later the outputs
+  float decays[kDeltaTokens];                            // 1 if channels have decays of their own
   float betas[kDeltaTokens];
-  float overlaps[kDeltaTokens];                                // of key and query
-  alignas(64) float drafted[kMaxDeltaDim * kMaxDeltaColumns];  // columns that drafts alone see
+  float overlaps[kDeltaTokens];                                // products of key and query
+  alignas(64) float drafted[kMaxDeltaDim * kMaxDeltaColumns];  // columns that only drafts see
   alignas(64) float channel_decays[kDeltaTokens][kMaxDeltaDim];
   alignas(64) float decayed_keys[kDeltaTokens][kMaxDeltaDim];
 };
@@ -42,7 +42,7 @@ inline bool has_channel_decays(const HearthRecurrent& layer) {
   return static_cast<Mixer>(layer.kind) == Mixer::kKimiDelta;
 }
 
-// log(1 + exp(x)), by log(1 + y) = 2 artanh(y / (2 + y)), whose series is 2 z (1 + z^2 / 3 + …).
+// Returns log(1 + exp(x)). log(1 + y) = 2 artanh(y / (2 + y)), with series 2 z (1 + z^2 / 3 + …).
 template <class Simd>
 typename Simd::Vector softplus(typename Simd::Vector x) {
   const auto one = Simd::set(1.0f);
@@ -58,7 +58,7 @@ typename Simd::Vector softplus(typename Simd::Vector x) {
   return Simd::multiply_add(Simd::multiply(two, z), sum, positive);
 }
 
-// silu of the convolution of the channels [first, end).
+// Computes silu of the convolution for channels [first, end).
 template <class Simd>
 void convolve_channels(const DeltaCall& call, int64_t token, int64_t first, int64_t end,
                        float* out) {
@@ -95,7 +95,7 @@ inline float overlap(const float* a, const float* b, int64_t size) {
   return lane_sum(lanes);
 }
 
-// Where a head's channels begin.
+// The first channels of a head.
 struct DeltaChannels {
   int64_t query;
   int64_t key;
@@ -103,7 +103,7 @@ struct DeltaChannels {
 };
 
 inline DeltaChannels channels_of(const HearthRecurrent& layer, int64_t head) {
-  const int64_t shared = layer.heads / layer.key_heads;  // value heads of a key head
+  const int64_t shared = layer.heads / layer.key_heads;  // value heads that share a key head
   const int64_t key_head = layer.is_tiled ? head % layer.key_heads : head / shared;
   const int64_t keys = layer.key_heads * layer.key_dim;
   const int64_t at = key_head * layer.key_dim;
@@ -114,7 +114,7 @@ inline DeltaChannels channels_of(const HearthRecurrent& layer, int64_t head) {
   return {values + keys + at, values + at, head * layer.value_dim};
 }
 
-// Decays of channels, and keys and queries that read what was before.
+// Computes the decays of channels, and decays the key and query that read the state before.
 template <class Simd>
 void decay_channels(const DeltaCall& call, int64_t head, int64_t token, int at,
                     DeltaTokens& tokens) {
@@ -169,7 +169,7 @@ void prepare_token(const DeltaCall& call, int64_t head, int64_t token, int at,
 template <class Simd, int kVectors>
 constexpr int64_t kColumns = kVectors * Simd::kLanes;
 
-// S^T k and S^T q of some columns.
+// S^T k and S^T q for some columns.
 template <class Simd, int kVectors>
 struct ReadColumns {
   typename Simd::Vector keyed[kVectors];
@@ -200,13 +200,13 @@ ReadColumns<Simd, kVectors> read_columns(const float* state, int64_t key_dim, co
   return read;
 }
 
-// Keys that read what was before a token.
+// Returns the keys that read the state before a token.
 template <bool kByChannel>
 const float* reading_keys(const DeltaTokens& tokens, int token) {
   return kByChannel ? tokens.decayed_keys[token] : tokens.keys[token];
 }
 
-// to = decay from + k u^T, and what the next token reads of it.
+// Computes to = decay from + k u^T. Returns what the next token reads from it.
 template <class Simd, int kVectors, bool kByChannel>
 ReadColumns<Simd, kVectors> move_columns(const float* from, float* to, int64_t key_dim,
                                          const DeltaTokens& tokens, int token, int next,
@@ -233,9 +233,9 @@ ReadColumns<Simd, kVectors> move_columns(const float* from, float* to, int64_t k
   return read;
 }
 
-// All of `tokens` over kVectors of columns of a head's state, of which values are at `column`.
-// Moves on `state`, or where these are drafts, a copy. Where tokens do not correct, what is read
-// has `skip` times the value on it.
+// Passes all `tokens` over kVectors vectors of columns of a head's state, from `column` on. Changes
+// `state`, or a copy if the tokens are drafts. If tokens do not correct, `skip` times the value is
+// added to outputs.
 template <class Simd, int kVectors, bool kByChannel>
 void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, const HearthRecurrent& layer,
                      int64_t head, int64_t column, float* state) {
@@ -263,13 +263,13 @@ void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, const Hear
       const auto overlap = Simd::set(tokens.overlaps[token]);
       Simd::store(place, Simd::multiply_add(overlap, update[v], kept));
     }
-    const int next = token + 1 < count ? token + 1 : token;  // of the last one nothing is used
+    const int next = token + 1 < count ? token + 1 : token;  // the last result is not used
     read = move_columns<Simd, kVectors, kByChannel>(from, to, key_dim, tokens, token, next, update);
     from = to;
   }
 }
 
-// All of `tokens` over a head's state.
+// Passes all `tokens` over a head's state.
 template <class Simd, bool kByChannel>
 void go_over_state(DeltaTokens& tokens, int count, bool are_drafts, const HearthRecurrent& layer,
                    int64_t head, float* state) {
@@ -284,8 +284,8 @@ void go_over_state(DeltaTokens& tokens, int count, bool are_drafts, const Hearth
   }
 }
 
-// What is read, times silu of what the token has for it: of a delta rule its norm, and of Kimi's
-// times the sigmoid.
+// Writes the output times silu of the token's gate. With a delta rule, the output is normalised
+// first; with Kimi's, the factor is the gate's sigmoid.
 template <class Simd>
 void write_delta(const DeltaCall& call, int64_t head, int64_t token, const float* read) {
   const int64_t size = call.layer.value_dim;

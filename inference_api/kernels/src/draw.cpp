@@ -7,21 +7,21 @@
 namespace hearth {
 namespace {
 
-constexpr int64_t kBlock = 512;     // weights whose sum is taken at once
+constexpr int64_t kBlock = 512;     // weights that are summed at once
 constexpr int64_t kLanes = 8;       // sums that do not wait for each other
-constexpr int64_t kBuckets = 2048;  // of tokens about as likely; in the last one are weights of 0
-constexpr float kLeastExponent = -87.0f;  // of a weight that is not 0
+constexpr int64_t kBuckets = 2048;  // for tokens that are about as likely; the last has weights 0
+constexpr float kLeastExponent = -87.0f;  // least exponent of a weight that is not 0
 constexpr uint64_t kGoldenGamma = 0x9e3779b97f4a7c15;
 constexpr int kDoubleBits = 53;
 
-// The output of SplitMix64's mixer: see engine/random_numbers.py.
+// Returns the output of SplitMix64's mixer: see engine/random_numbers.py.
 uint64_t mixed(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
   z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
   return z ^ (z >> 31);
 }
 
-// Uniform in (0, 1].
+// Returns a uniform number in (0, 1].
 double uniform(uint64_t seed, uint64_t position) {
   const uint64_t bits = mixed(mixed(seed) + (position + 1) * kGoldenGamma);
   return static_cast<double>((bits >> (64 - kDoubleBits)) + 1) * std::ldexp(1.0, -kDoubleBits);
@@ -45,8 +45,8 @@ double sum(const float* weights, int64_t count) {
   return total;
 }
 
-// The tokens before a place in the order: those of whole buckets, and the first of one more, of
-// which `last` is the last.
+// The tokens before a place in the order: all tokens of some buckets, and the first tokens of one
+// more, of which `last` is the last.
 struct Cut {
   int64_t bucket;
   int64_t in_bucket;
@@ -55,8 +55,8 @@ struct Cut {
   int64_t last;
 };
 
-// Tokens from the likeliest on. They are sorted by buckets, and within a bucket only when a cut or
-// the drawn token lies there: a whole sort would cost more than all else.
+// Tokens in order, the likeliest first. They are sorted into buckets, and within a bucket only if a
+// cut or the drawn token lies there: sorting all would cost more than everything else.
 class Order {
  public:
   Order(const float* logits, const float* weights, int64_t vocab, float largest, float temperature)
@@ -80,7 +80,7 @@ class Order {
     return cut;
   }
 
-  // The first `count` tokens of a cut.
+  // Returns the first `count` tokens of a cut.
   Cut first(int64_t count, const Cut& of) const {
     if (count >= of.tokens) {
       return of;
@@ -95,8 +95,8 @@ class Order {
     return cut;
   }
 
-  // The tokens of a cut before which less than `weight` lies: more than 0, and no more than the cut
-  // has, which adds up in the same order, so that the last of them is always found.
+  // Returns the tokens of a cut before which there is less than `weight`, which is above 0 and at
+  // most the cut's weight. That was summed in the same order, so the last token is always found.
   Cut lighter(double weight, const Cut& of) const {
     Cut cut = {};
     while (cut.weight + sums_[cut.bucket] < weight && cut.bucket < of.bucket) {
@@ -126,7 +126,7 @@ class Order {
     cut.last = token;
   }
 
-  // The first `limit` tokens of a bucket.
+  // Returns the first `limit` tokens of a bucket.
   std::vector<int64_t> members(int64_t bucket, int64_t limit) const {
     std::vector<int64_t> tokens;
     tokens.reserve(static_cast<size_t>(counts_[bucket]));
@@ -150,7 +150,7 @@ class Order {
   double sums_[kBuckets] = {};
 };
 
-// The token with which the running weight reaches `share` of all, in the order of ids.
+// Returns the token at which the running weight, in the order of ids, reaches `share` of the sum.
 int64_t draw_by_id(const std::vector<float>& weights, double share) {
   const auto vocab = static_cast<int64_t>(weights.size());
   const double target = share * sum(weights.data(), vocab);
@@ -206,7 +206,7 @@ int64_t draw(const Kernels& kernels, const float* logits, int64_t vocab, const H
   if (how.min_p > 0.0) {
     cut = order.first(std::count_if(weights.begin(), weights.end(), is_likely), cut);
   }
-  return order.lighter(number * cut.weight, cut).last;  // the inverse of the running weight
+  return order.lighter(number * cut.weight, cut).last;  // inverts the running weight
 }
 
 }  // namespace hearth

@@ -1,4 +1,4 @@
-// Draws a token from a row of logits, as engine/sampler.py does: by inverse CDF over the tokens
+// Draws a token from a row of logits, as engine/sampler.py says: by inverse CDF over the tokens
 // that top-k, top-p and min-p leave, the likeliest first and the lower id first among equals.
 #pragma once
 

@@ -13,14 +13,14 @@
 namespace hearth {
 namespace {
 
-constexpr int64_t kMaxRows = 4096;  // of experts at once: bounds the memory
+constexpr int64_t kMaxRows = 4096;  // rows of experts at once: bounds the memory
 
-// The layer's own norm, or where it has none the MLP's.
+// Returns the layer's own norm, or the MLP's if it has none.
 HearthNorm norm_of(const HearthLayer& layer, HearthNorm own) {
   return own.weight == nullptr ? layer.mlp_norm : own;
 }
 
-// What a token's scores are shares of.
+// Returns the sum that a token's scores are divided by.
 float total_of(const HearthMixture& mixture, const float* scores, int64_t num_experts,
                const int64_t* chosen) {
   if (mixture.is_renormalised) {
@@ -33,8 +33,8 @@ float total_of(const HearthMixture& mixture, const float* scores, int64_t num_ex
   return mixture.is_sigmoid ? 1.0f : std::accumulate(scores, scores + num_experts, 0.0f);
 }
 
-// Makes the preferences of experts of other groups than the best minus infinity. `scores` and
-// `best` are memory, of every group's score and of the best groups.
+// Sets the preferences of experts outside the best groups to minus infinity. `scores` and `best`
+// are memory for all groups' scores, and for the best groups.
 void keep_best_groups(const HearthMixture& mixture, int64_t num_experts, float* preferences,
                       float* scores, int64_t* best) {
   const int64_t size = num_experts / mixture.num_groups;
@@ -107,7 +107,7 @@ void Experts::run_part(Workers& workers, const HearthModel& model, const HearthL
                                model.residual_multiplier, out));
 }
 
-// From latents_ to normed_, as products take them.
+// Writes latents_ to normed_ in the form that products take.
 void Experts::prepare_latents(Workers& workers, const HearthModel& model, int64_t size,
                               int64_t num_tokens) {
   const int64_t row = row_bytes(model, size);
@@ -133,7 +133,7 @@ void Experts::choose(Workers& workers, const HearthModel& model, const HearthLay
                                         Finish::kStore, 1.0f, logits_.data());
   workers.multiply(router);
   workers.each_row(num_tokens, [&](int64_t token) {
-    float* const preferences = logits_.data() + token * num_experts;  // what experts are chosen by
+    float* const preferences = logits_.data() + token * num_experts;  // decide the choice
     float* const scores = scores_.data() + token * num_experts;
     int64_t* const chosen = chosen_.data() + token * num_chosen;
     float* const shares = chosen_shares_.data() + token * num_chosen;
@@ -144,7 +144,7 @@ void Experts::choose(Workers& workers, const HearthModel& model, const HearthLay
     } else {
       const float largest = workers.kernels.largest_of(preferences, num_experts);
       workers.kernels.weigh(preferences, num_experts, largest, 1.0f, scores);
-      if (layer.selection_bias != nullptr) {  // which is on probabilities
+      if (layer.selection_bias != nullptr) {  // it is added to probabilities
         const float total = std::accumulate(scores, scores + num_experts, 0.0f);
         std::transform(scores, scores + num_experts, scores, [&](float x) { return x / total; });
       }
@@ -153,7 +153,7 @@ void Experts::choose(Workers& workers, const HearthModel& model, const HearthLay
       for (int64_t expert = 0; expert < num_experts; ++expert) {
         preferences[expert] = scores[expert] + layer.selection_bias[expert];
       }
-    } else if (mixture.num_groups > 1 && mixture.num_scored > 1) {  // sums are of scores
+    } else if (mixture.num_groups > 1 && mixture.num_scored > 1) {  // groups compare sums of scores
       std::copy_n(scores, num_experts, preferences);
     }
     if (mixture.num_groups > 1) {
@@ -172,7 +172,7 @@ void Experts::choose(Workers& workers, const HearthModel& model, const HearthLay
   });
 }
 
-// By counting, so that the rows of an expert are in the order of their tokens.
+// Sorts rows by counting, so that an expert's rows are in the order of their tokens.
 void Experts::sort(const HearthModel& model, int64_t num_tokens) {
   const int64_t num_chosen = model.mixture.experts_per_token;
   const int64_t num_rows = num_tokens * num_chosen;
@@ -182,7 +182,7 @@ void Experts::sort(const HearthModel& model, int64_t num_tokens) {
     ++ends_[static_cast<size_t>(chosen_[static_cast<size_t>(i)])];
   }
   int64_t before = 0;
-  for (int64_t& end : ends_) {  // first where an expert's rows begin
+  for (int64_t& end : ends_) {  // at first, the begin of each expert's rows
     const int64_t count = end;
     end = before;
     before += count;
@@ -195,7 +195,7 @@ void Experts::sort(const HearthModel& model, int64_t num_tokens) {
   }
 }
 
-// Of `row` bytes each.
+// Copies the tokens' rows, of `row` bytes each, to rows_.
 void Experts::gather(Workers& workers, int64_t num_rows, int64_t row) {
   grow(rows_, num_rows * row);
   workers.each_row(num_rows, [&](int64_t i) {

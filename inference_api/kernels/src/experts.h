@@ -1,4 +1,4 @@
-// The experts of a layer over some tokens: what Mixture in engine/mlp.py does.
+// The experts of a layer over some tokens, like Mixture in engine/cuda/mlp.py.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@
 
 namespace hearth {
 
-// Rows, of which each token has one for each of its experts, are sorted by expert, so that an
-// expert's panels are read once for all its rows; experts without rows are not read. What a token's
-// experts make is added in the order of their numbers: neither the token's company nor the number
-// of threads changes a bit.
+// A token has a row for each of its experts. Rows are sorted by expert, so that an expert's panels
+// are read once for all of its rows; experts without rows are not read. The results of a token's
+// experts are added in the order of their numbers, so that neither other tokens nor the number of
+// threads changes a bit.
 //
-// Memory of a step, kept for the next one.
+// The memory of one step is kept for the next.
 class Experts {
  public:
-  // Adds to `out` [num_tokens][hidden] what the layer's experts make of the norm of the residual
-  // `hidden`, which may be the same.
+  // Runs the layer's experts on the norm of the residual `hidden`, and adds their results to `out`
+  // [num_tokens][hidden], which may be the same memory.
   void run(Workers& workers, const HearthModel& model, const HearthLayer& layer,
            const float* hidden, int64_t num_tokens, float* out);
 
@@ -35,20 +35,20 @@ class Experts {
                        int64_t num_tokens);
 
   std::vector<float> floats_;        // [tokens][hidden]: the norm, for the router
-  std::vector<char> normed_;         // [tokens][… / kGroup]: the same, for the experts, or latents_
-  std::vector<float> latents_;       // [tokens][size]: what the experts read, then what they make
+  std::vector<char> normed_;         // [tokens][… / kGroup]: the same, or latents_, for the experts
+  std::vector<float> latents_;       // [tokens][size]: the experts' inputs, then their outputs
   std::vector<float> logits_;        // [tokens][experts] of the router
-  std::vector<float> scores_;        // [tokens][experts]: their powers or sigmoids
+  std::vector<float> scores_;        // [tokens][experts]: exponentials or sigmoids of logits
   std::vector<float> group_scores_;  // [tokens][groups]
-  std::vector<int64_t> groups_;      // [tokens][groups_per_token]: the best
+  std::vector<int64_t> groups_;      // [tokens][groups_per_token]: the best groups
   std::vector<int64_t> chosen_;      // [tokens][experts_per_token]
   std::vector<float> chosen_shares_;  // like chosen_
-  std::vector<int64_t> ends_;         // [experts] of their rows
-  std::vector<int64_t> places_;       // [rows]: their tokens
+  std::vector<int64_t> ends_;         // [experts]: the end of each expert's rows
+  std::vector<int64_t> places_;       // [rows]: the token of each row
   std::vector<float> shares_;         // [rows]
   std::vector<char> rows_;            // [rows][hidden / kGroup]
   std::vector<char> activated_;       // [rows][ffn / kGroup]
-  std::vector<LinearCall> ups_;       // of experts that have rows
+  std::vector<LinearCall> ups_;       // for experts that have rows
   std::vector<LinearCall> downs_;
 };
 

@@ -1,4 +1,4 @@
-// Memory that is kept from call to call.
+// Memory that is kept between calls.
 #pragma once
 
 #include <cstddef>

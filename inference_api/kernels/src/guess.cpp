@@ -70,7 +70,7 @@ void Guess::run(Workers& workers, const HearthHeads& heads, const float* hidden,
     float* const logits = logits_.data() + state * vocab;
     float* const weights = weights_.data() + state * vocab;
     find_largest(logits, vocab, heads.num_ranks, tokens + place);
-    if (heads.logits_softcap != 0.0f) {  // of what is divided already: here, the cap is multiplied
+    if (heads.logits_softcap != 0.0f) {  // logits are not divided here, so the cap is multiplied
       soften(logits, vocab, heads.logits_softcap * heads.logits_divisor);
     }
     workers.kernels.weigh(logits, vocab, logits[tokens[place]], heads.logits_divisor, weights);

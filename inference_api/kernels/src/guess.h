@@ -1,4 +1,4 @@
-// Heads that guess what follows a hidden state, as engine/medusa.py describes them.
+// Heads that guess the tokens after a hidden state: see engine/cpu/medusa.py.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace hearth {
 
-// Memory of a guess, kept for the next one.
+// Runs the heads, and keeps the memory of one guess for the next.
 class Guess {
  public:
   // See hearth_guess.
@@ -24,8 +24,8 @@ class Guess {
   std::vector<float> states_;   // [heads][rows][hidden]
   std::vector<float> inner_;    // [rows][heads * hidden], or one head's [rows][hidden]
   std::vector<float> logits_;   // [heads][rows][tokens]
-  std::vector<float> weights_;  // like logits_: relative to the likeliest token
-  std::vector<char> prepared_;  // rows as products take them
+  std::vector<float> weights_;  // like logits_: likelihoods relative to the likeliest token
+  std::vector<char> prepared_;  // rows in the form that products take
 };
 
 }  // namespace hearth

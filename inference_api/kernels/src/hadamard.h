@@ -1,5 +1,5 @@
-// Rotations that spread what a few dimensions of a head have over all of them, so that bytes and 4
-// bits lose less. Scores stay what they are if keys and queries are rotated alike.
+// Rotations that spread the values of a few dimensions over all dimensions of a head, so that bytes
+// and 4 bits lose less. With keys and queries rotated alike, scores stay equal.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,15 @@
 namespace hearth {
 namespace {
 
-// The dimensions that are rotated together: the largest power of two that divides keys and the part
-// of them that may be values.
+// Returns the number of dimensions that are rotated together: the largest power of two that divides
+// the size of keys, and of the part of them that may be values.
 constexpr int64_t rotated_dims(int64_t key_dim, int64_t value_dim) {
   const int64_t both = key_dim | value_dim;
   return both & -both;
 }
 
-// Multiplies every `dims` of `count` numbers by the Walsh-Hadamard matrix of 1 and -1: twice makes
-// them `dims` times as much, exactly a power of two.
+// Multiplies every `dims` of `count` numbers by the Walsh-Hadamard matrix of 1 and -1. Doing so
+// twice multiplies numbers by `dims`, which is a power of two and thus exact.
 inline void rotate(float* x, int64_t count, int64_t dims) {
   for (int64_t half = dims / 2; half > 0; half /= 2) {
     for (int64_t first = 0; first < count; first += 2 * half) {

@@ -23,7 +23,7 @@ inline float bfloat16_to_float(uint16_t bits) {
   return float_from_bits(static_cast<uint32_t>(bits) << 16);
 }
 
-// The nearest bfloat16, ties to even; NaN stays NaN.
+// Returns the nearest bfloat16, ties to even; NaN stays NaN.
 inline uint16_t float_to_bfloat16(float value) {
   const uint32_t bits = bits_from_float(value);
   const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
@@ -38,11 +38,11 @@ inline float half_to_float(uint16_t half) {
   if (magnitude >= 0x0f800000) {  // infinite or NaN
     return float_from_bits(sign | 0x7f800000 | magnitude);
   }
-  // A multiplication also normalises what is subnormal in half precision.
+  // A multiplication also normalises numbers that are subnormal in half precision.
   return float_from_bits(sign | bits_from_float(float_from_bits(magnitude) * kExponentShift));
 }
 
-// The nearest half, ties to even; infinite from 65520 on.
+// Returns the nearest half, ties to even; infinite from 65520 on.
 inline uint16_t float_to_half(float value) {
   constexpr uint32_t kSmallestNormal = 113u << 23;  // 2^-14
   const uint32_t sign = bits_from_float(value) >> 16 & 0x8000;
@@ -50,7 +50,7 @@ inline uint16_t float_to_half(float value) {
   if (magnitude >= 0x477ff000) {
     return static_cast<uint16_t>(sign | 0x7c00);
   }
-  if (magnitude < kSmallestNormal) {  // adding 0.5 leaves the half's bits at the end of the sum's
+  if (magnitude < kSmallestNormal) {  // adding 0.5 puts the half's bits at the end of the sum
     const float shifted = float_from_bits(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (bits_from_float(shifted) - bits_from_float(0.5f)));
   }

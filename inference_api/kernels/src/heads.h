@@ -1,5 +1,5 @@
-// From the projection to attention: a token's query and key heads are normalised where the model
-// asks for it and turned to their position, its keys and values written to the cache.
+// The step from projections to attention: a token's query and key heads are normalised, if the
+// model says so, and turned; keys and values are written to the cache.
 #pragma once
 
 #include "hadamard.h"
@@ -11,7 +11,7 @@
 namespace hearth {
 namespace {
 
-// Dimensions i and i + rotary_dim / 2 are a pair that the position turns; see engine/rope.py.
+// Turns pairs of dimensions i and i + rotary_dim / 2: see engine/rope.py.
 inline void turn(float* head, const float* cos, const float* sin, int64_t rotary_dim) {
   const int64_t half = rotary_dim / 2;
   for (int64_t i = 0; i < half; ++i) {
@@ -22,14 +22,14 @@ inline void turn(float* head, const float* cos, const float* sin, int64_t rotary
   }
 }
 
-// A magnitude beyond half precision becomes the largest there is: an infinity in the cache would
-// make every later token of the row a NaN.
+// Bounds magnitudes by the largest half precision number. An infinity in the cache would turn every
+// later token of the row into NaN.
 template <class Simd>
 typename Simd::Vector within_half(typename Simd::Vector v) {
   constexpr float kLargestHalf = 65504.0f;
   const auto least = Simd::set(-kLargestHalf);
   const auto minus_one = Simd::set(-1.0f);
-  const auto bounded_below = Simd::max(least, v);  // the second one where either is a NaN
+  const auto bounded_below = Simd::max(least, v);  // returns the second one if either is NaN
   const auto negated = Simd::max(least, Simd::multiply(bounded_below, minus_one));
   return Simd::multiply(negated, minus_one);
 }
@@ -42,8 +42,8 @@ inline void write_int8_head(const float* head, int64_t head_dim, int8_t* to) {
   std::memcpy(to + head_dim, &scale.scale, sizeof scale.scale);
 }
 
-// To the nearest steps of a scale: of the number that is farthest from zero -8, or nearly so, since
-// the scale is rounded first.
+// Rounds a group to the nearest steps of a scale. The number farthest from zero becomes -8 steps,
+// or nearly, because the scale is rounded first.
 inline void quantise_cached(const float (&x)[kGroup], CachedGroup& group) {
   constexpr int kHalf = kGroup / 2;
   constexpr float kLeast = -8.0f;
@@ -59,7 +59,7 @@ inline void quantise_cached(const float (&x)[kGroup], CachedGroup& group) {
   const float scale = half_to_float(group.scale);
   const float inverse = is_finite && scale != 0.0f ? 1.0f / scale : 0.0f;
   const auto step = [&](float number) {
-    const float scaled = inverse == 0.0f ? 0.0f : number * inverse;  // whatever is not finite
+    const float scaled = inverse == 0.0f ? 0.0f : number * inverse;  // 0 even if not finite
     const float bounded = scaled < kLeast ? kLeast : scaled;
     return to_byte(bounded > kMost ? kMost : bounded, 1.0f);
   };

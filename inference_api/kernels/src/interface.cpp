@@ -25,7 +25,7 @@ struct HearthContext {
   hearth::Workers workers;
   hearth::Step step;
   hearth::Guess guess;
-  std::vector<char> activations;  // of the current product; keeps its memory
+  std::vector<char> activations;  // activations of the current product; keeps its memory
 };
 
 namespace {
@@ -36,7 +36,7 @@ struct Variant {
   bool (*is_supported)();
 };
 
-// A build for one machine leaves out what its processor lacks or will not use: see build.py.
+// A build may leave out variants that this processor lacks or will not use: see build.py.
 constexpr Variant kVariants[] = {
 #if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AMX)
     {"amx", &hearth::kAmx, hearth::has_amx},
@@ -68,7 +68,7 @@ constexpr Variant kVariants[] = {
 };
 constexpr int kNumVariants = sizeof(kVariants) / sizeof(kVariants[0]);
 
-// Bytes of a panel for each group of inputs.
+// Returns the bytes of a panel for each group of inputs.
 int64_t panel_group_bytes(Bits bits) {
   return with_block(bits, [](auto type) -> int64_t {
     using Block = typename decltype(type)::Block;

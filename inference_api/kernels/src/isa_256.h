@@ -1,5 +1,5 @@
-// 256-bit registers: AVX2 with FMA and F16C, which is Intel from Haswell and AMD from Excavator on,
-// and what AVX-VNNI adds to it (Intel's cores from Alder Lake on).
+// 256-bit registers: AVX2 with FMA and F16C (Intel from Haswell and AMD from Excavator on), and
+// AVX-VNNI (Intel's cores from Alder Lake on).
 #pragma once
 
 #include <immintrin.h>
@@ -11,8 +11,8 @@
 namespace hearth {
 namespace {
 
-// What the two have in common. 16 registers do not hold the totals too: these stay in the first
-// level cache, where a group touches each of them once.
+// The common part of both. 16 registers do not also hold the totals, which stay in the first level
+// cache, where a group touches each of them once.
 struct Registers256 {
   using Floats = __m256;
   using Sums = __m256i;
@@ -32,7 +32,7 @@ struct Registers256 {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
   }
 
-  // What is in one place of each pair; without a mask, for which registers do not suffice.
+  // Returns the numbers in one place of each pair; without a mask, to save registers.
   static Floats bfloat16s(const uint16_t (*pairs)[kPair], int place) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
     const __m256i low = place == 0 ? bits : _mm256_srli_epi32(bits, 16);
@@ -55,7 +55,7 @@ struct Registers256 {
 
   static __m256i joined(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 
-  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
+  // Returns (byte >> shift) & mask for every byte; a negative shift is to the left.
   static __m256i field(__m256i bytes, int shift, int mask) {
     const __m256i shifted =
         shift < 0 ? _mm256_slli_epi16(bytes, -shift) : _mm256_srli_epi16(bytes, shift);
@@ -70,20 +70,20 @@ struct Registers256 {
 
 struct Avx2 : Registers256 {
   static constexpr int kVectors = 1;
-  static constexpr int kVectorsOfOneRow = 4;  // all of a panel, which is read line by line
+  static constexpr int kVectorsOfOneRow = 4;  // a whole panel, which is read line by line
   static constexpr int kMaxRows = 6;
-  // Of formats with runs: registers hold their weights, too.
+  // For formats with runs, whose weights are in registers, too.
   static constexpr int kVectorsOfRuns = 2;
   static constexpr int kMaxRowsOfRuns = 4;
 
-  // Left alone, GCC turns the chain of additions into a tree, whose leaves outnumber the registers.
+  // Otherwise GCC turns the chain of additions into a tree, which has more leaves than registers.
   static Sums kept(Sums sums) {
     __asm__("" : "+x"(sums));
     return sums;
   }
 
-  // vpmaddubsw adds two products in 16 bits and saturates, which values of 8 bits would reach. So
-  // the sign goes from the weight to the activation: 2 * 127 * 127 is below 2^15.
+  // vpmaddubsw adds two products in 16 bits, and saturates with unsigned values of 8 bits. So the
+  // weight's sign is moved to the activation: 2 * 127 * 127 is below 2^15.
   struct Wide {
     struct Weights {
       __m256i signs;
@@ -104,8 +104,8 @@ struct Avx2 : Registers256 {
     static Floats finish(Sums sums, int32_t) { return _mm256_cvtepi32_ps(sums); }
   };
 
-  // Values without a sign, of so many bits and with an offset. Products of kRun quads add up in 16
-  // bits, those of four bits all: 8 quads * 2 * 15 * 127 is below 2^15.
+  // Unsigned values of kBits bits with an offset. Products of kRun quads are added in 16 bits; with
+  // four bits all of them: 8 quads * 2 * 15 * 127 is below 2^15.
   template <int kBits, int kOffset>
   struct Small {
     using Weights = __m256i;
@@ -129,7 +129,7 @@ struct Avx2 : Registers256 {
                             : _mm256_add_epi32(sums, widened(products)));
     }
     static Floats finish(Sums sums, int32_t negative_sum) {
-      const __m256i offset =  // from memory: a shift is all that it takes
+      const __m256i offset =  // read from memory, so that it takes only a shift
           _mm256_mullo_epi32(_mm256_set1_epi32(negative_sum), _mm256_set1_epi32(kOffset));
       return _mm256_cvtepi32_ps(_mm256_add_epi32(kIsNarrow ? widened(sums) : sums, offset));
     }
@@ -145,7 +145,7 @@ struct AvxVnni : Registers256 {
   static constexpr int kVectorsOfOneRow = 2;
   static constexpr int kMaxRows = 5;
 
-  // Weights with an offset: the sum starts at minus the offset times the activations' sum.
+  // Weights with an offset. A sum starts at minus the offset times the activations' sum.
   template <int kOffset>
   struct Offset {
     using Weights = __m256i;
@@ -160,7 +160,7 @@ struct AvxVnni : Registers256 {
     static Weights taken(__m256i values) { return values; }
   };
 
-  // Values of so many bits with an offset.
+  // Values of kBits bits with an offset.
   template <int kBits, int kOffset>
   using Small = Offset<kOffset>;
 };

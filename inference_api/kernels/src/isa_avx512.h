@@ -32,7 +32,7 @@ struct Avx512Vnni {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values)));
   }
 
-  // What is in one place of each pair.
+  // Returns the numbers in one place of each pair.
   static Floats bfloat16s(const uint16_t (*pairs)[kPair], int place) {
     const __m512i bits = _mm512_loadu_si512(pairs);
     const __m512i high = _mm512_set1_epi32(-0x10000);
@@ -40,7 +40,7 @@ struct Avx512Vnni {
                                           : _mm512_and_si512(bits, high));
   }
 
-  // A quad of bytes, or a pair.
+  // Broadcasts a quad of bytes, or a pair.
   static __m512i broadcast(const void* quad) {
     int32_t bytes;
     std::memcpy(&bytes, quad, sizeof bytes);
@@ -57,7 +57,7 @@ struct Avx512Vnni {
 
   static __m512i joined(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 
-  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
+  // Returns (byte >> shift) & mask for every byte; a negative shift is to the left.
   static __m512i field(__m512i bytes, int shift, int mask) {
     const __m512i shifted =
         shift < 0 ? _mm512_slli_epi16(bytes, -shift) : _mm512_srli_epi16(bytes, shift);
@@ -69,7 +69,7 @@ struct Avx512Vnni {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), places);
   }
 
-  // Weights with an offset: the sum starts at minus the offset times the activations' sum.
+  // Weights with an offset. A sum starts at minus the offset times the activations' sum.
   template <int kOffset>
   struct Offset {
     using Weights = __m512i;
@@ -84,13 +84,13 @@ struct Avx512Vnni {
     static Weights taken(__m512i values) { return values; }
   };
 
-  // Values of so many bits with an offset.
+  // Values of kBits bits with an offset.
   template <int kBits, int kOffset>
   using Small = Offset<kOffset>;
 };
 
 #if defined(__AVX512BF16__)
-// And vdpbf16ps: Intel from Sapphire Rapids on, AMD from Zen 4 on.
+// The same with vdpbf16ps: Intel from Sapphire Rapids on, AMD from Zen 4 on.
 struct Avx512Bf16 : Avx512Vnni {
   struct Pairs {
     using Block = BFloat16Block;

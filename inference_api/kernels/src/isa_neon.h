@@ -1,6 +1,6 @@
-// 128-bit registers of ARM: what every processor of 64 bits has, and the two extensions that
-// multiply bytes. 32 registers hold the sums of a tile, and the totals of a panel do not fit: these
-// stay in the first level cache.
+// 128-bit registers of ARM: the instructions of every 64-bit processor, and the two extensions that
+// multiply bytes. 32 registers hold the sums of a tile, but not the totals of a panel, which stay
+// in the first level cache.
 #pragma once
 
 #include <arm_neon.h>
@@ -33,7 +33,7 @@ struct Registers128 {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(values)));
   }
 
-  // What is in one place of each pair.
+  // Returns the numbers in one place of each pair.
   static Floats bfloat16s(const uint16_t (*pairs)[kPair], int place) {
     const uint32x4_t bits = vreinterpretq_u32_u16(vld1q_u16(*pairs));
     return vreinterpretq_f32_u32(place == 0 ? vshlq_n_u32(bits, 16)
@@ -56,7 +56,7 @@ struct Registers128 {
 
   static uint8x16_t joined(uint8x16_t a, uint8x16_t b) { return vorrq_u8(a, b); }
 
-  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
+  // Returns (byte >> shift) & mask for every byte; a negative shift is to the left.
   static uint8x16_t field(uint8x16_t bytes, int shift, int mask) {
     const uint8x16_t shifted = vshlq_u8(bytes, vdupq_n_s8(static_cast<int8_t>(-shift)));
     return vandq_u8(shifted, vdupq_n_u8(static_cast<uint8_t>(mask)));
@@ -72,7 +72,7 @@ template <class Product>
 struct SignedFormats : Registers128 {
   using Sums = typename Product::Sums;
 
-  // They lose their offset when they are loaded, so that no sum has to be corrected.
+  // Weights lose their offset when they are loaded, so that no sum has to be corrected.
   template <int kOffset>
   struct Offset {
     using Weights = int8x16_t;
@@ -92,11 +92,11 @@ struct SignedFormats : Registers128 {
   using Small = Offset<kOffset>;
 };
 
-// Two products of bytes add up in 16 bits: 2 * 127 * 127 is below 2^15. Sums are of half a quad.
+// Adds two products of bytes in 16 bits: 2 * 127 * 127 is below 2^15. A sum has half a quad.
 struct NeonProduct {
   struct Sums {
-    int32x4_t lower;  // of two outputs
-    int32x4_t upper;  // of the next two
+    int32x4_t lower;  // sums of two outputs
+    int32x4_t upper;  // sums of the next two
   };
   static Sums zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
   static Sums dot(const Sums& sums, int8x16_t weights, int8x16_t quads) {
@@ -125,7 +125,7 @@ using DotProd = SignedFormats<DotProduct>;
 struct I8mm : Registers128 {
   using Sums = int32x4_t;
 
-  // Weights with an offset: the sum starts at minus the offset times the activations' sum.
+  // Weights with an offset. A sum starts at minus the offset times the activations' sum.
   template <int kOffset>
   struct Offset {
     using Weights = uint8x16_t;

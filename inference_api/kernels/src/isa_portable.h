@@ -1,4 +1,4 @@
-// Arrays for registers: what any C++ compiler turns into the best it knows for the processor.
+// Arrays instead of registers, which a C++ compiler translates as well as it can for the processor.
 #pragma once
 
 #include <cstring>
@@ -78,7 +78,7 @@ struct Portable {
     return floats;
   }
 
-  // What is in one place of each pair.
+  // Returns the numbers in one place of each pair.
   static Floats bfloat16s(const uint16_t (*pairs)[kPair], int place) {
     Floats floats;
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -108,7 +108,7 @@ struct Portable {
     return a;
   }
 
-  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
+  // Returns (byte >> shift) & mask for every byte; a negative shift is to the left.
   static Bytes field(Bytes bytes, int shift, int mask) {
     for (auto& lane : bytes.lanes) {
       for (uint8_t& byte : lane) {
@@ -162,7 +162,7 @@ struct Portable {
     }
   };
 
-  // Values of so many bits with an offset.
+  // Values of kBits bits with an offset.
   template <int kBits, int kOffset>
   using Small = Offset<kOffset>;
 };

@@ -1,9 +1,9 @@
-// What a variant (one instruction set) offers, as a table of functions.
+// The functions of a variant (one instruction set), as a table.
 //
-// Each variant is two translation units, variant_*.cpp, compiled with flags of their own. Code that
-// variants share is in headers and inside an anonymous namespace: with external linkage the linker
-// would keep one copy of each function, compiled perhaps for instructions this processor lacks. For
-// the same reason these headers call no function templates of the standard library.
+// Each variant has two translation units, variant_*.cpp, compiled with flags of their own. Code
+// that variants share is in headers, in an anonymous namespace. With external linkage, the linker
+// would keep one copy of each function, perhaps compiled for instructions that this processor
+// lacks. For the same reason, these headers call no function templates of the standard library.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace hearth {
 
-// The form of weights, by the bits of a value; those that GGUF files alone have by a hundred more
-// than the number of their type there.
+// The form of weights. Its number is the bits of a value; for forms that only GGUF files have, 100
+// plus the number of the GGUF type.
 enum class Bits : int {
   kFloat32 = 32,
   kBFloat16 = 16,
@@ -43,23 +43,23 @@ enum class Bits : int {
 };
 enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// The form of cached keys and values. kInt8 and kInt4: vectors are rotated, see hadamard.h. kInt8:
-// behind its bytes every vector has, as a float, what one of them stands for. kInt4: CachedGroups.
+// The form of cached keys and values. In kInt8 and kInt4, vectors are rotated: see hadamard.h. In
+// kInt8, the scale of a vector, a float, follows its bytes. kInt4 consists of CachedGroups.
 enum class CacheType : int { kFloat32 = 0, kFloat16 = 1, kInt8 = 2, kInt4 = 3 };
 constexpr bool is_scaled(CacheType type) { return type >= CacheType::kInt8; }
 enum class NormKind : int { kRms = 0, kLayer = 1 };
 enum class Mixer : int { kAttention = 0, kShortConv = 1, kDelta = 2, kMamba2 = 3, kKimiDelta = 4 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kSquaredRelu = 4 };
 
-// What becomes of a product's results.
+// How a product's results are used.
 enum class Finish : int {
   kStore,     // out = factor * result
   kAdd,       // out += factor * result
-  kActivate,  // activated = activation(result), or of gated: activation(gate) * result
+  kActivate,  // activated = activation(result); if gated, activation(gate) * result
 };
 
-// What clamped gates do instead of an activation: gate sigmoid(alpha gate) (passing + 1), of gates
-// up to `limit` and of what passes within it on both sides. `limit` 0: they are not clamped.
+// The function of clamped gates, instead of an activation: gate sigmoid(alpha gate) (passing + 1).
+// Gates are at most `limit`, and `passing` is within it on both sides. `limit` 0: not clamped.
 struct SwiGlu {
   float limit;
   float alpha;
@@ -68,30 +68,30 @@ struct SwiGlu {
 // A matrix product result[m][n] = bias[n] + sum over k of x[m][k] * w[n][k].
 struct LinearCall {
   Bits bits;
-  const void* blocks;  // of the form of `bits` [panels][num_groups]
+  const void* blocks;  // [panels][num_groups], in the form `bits`
   const float* bias;   // [num_outputs] or null
   int64_t num_outputs;
   int64_t num_groups;
   const void* rows;  // FloatGroup or ActivationGroup [num_rows][num_groups]
   int64_t num_rows;
-  const ActivationTile* tiles;  // [num_tiles(num_rows)][num_groups], the same; or null
+  const ActivationTile* tiles;  // the same rows [num_tiles(num_rows)][num_groups], or null
   Finish finish;
   float factor;
   float* out;  // [num_rows][num_outputs], rows out_stride apart
   int64_t out_stride;
-  // For kActivate. Gated: the first half of the outputs are gates, the second what passes them.
+  // For kActivate. If gated, the first half of the outputs are gates, the second what they gate.
   Activation activation;
   SwiGlu swiglu;
   bool is_gated;
   void* activated;  // like rows: [num_rows][num_outputs, or half of it, / kGroup]
-  // For the others: where results of row r go, and what they count. Null: to row r of `out`, once.
+  // For the others: each row's row of `out`, and the weight of its results. Null: the same, and 1.
   const int64_t* places;
   const float* shares;
 };
 
 // A norm over `size` elements of a row, a multiple of kGroup.
 struct NormCall {
-  Bits bits;  // of the weights that the result is for
+  Bits bits;  // form of the weights that will multiply the result
   NormKind kind;
   float eps;
   const float* weight;
@@ -101,79 +101,79 @@ struct NormCall {
 
 // One token's queries, keys and values between the projection and attention.
 struct HeadsCall {
-  float* queries;        // [heads][head_dim], turned where they are
-  float* keys;           // [2 * kv_heads][head_dim]: keys, turned where they are, then values
+  float* queries;        // [heads][head_dim], turned in place
+  float* keys;           // [2 * kv_heads][head_dim]: keys, turned in place, then values
   const float* qk_norm;  // [heads + kv_heads][head_dim] or null
   bool is_norm_whole;    // all query heads are normalised as one, and all key heads
-  bool is_norm_last;     // once they are turned
+  bool is_norm_last;     // queries and keys are turned, then normalised
   bool has_value_norm;   // each head of values is normalised, without a weight
   float eps;
-  const float* cos;    // [rotary_dim] of the token's position
+  const float* cos;    // [rotary_dim] at the token's position
   const float* sin;    // like cos; negative in the first half, which is where it is subtracted
   int64_t rotary_dim;  // 0: nothing is turned
-  float query_scale;   // of the token's position
+  float query_scale;   // at the token's position
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
-  int64_t key_dim;    // of keys; other than head_dim: values are a part of them, and not written
-  int64_t value_dim;  // of head_dim, or of that part
+  int64_t key_dim;    // size of keys; unless it is head_dim, values are part of keys, not written
+  int64_t value_dim;  // size of values: head_dim, or of that part
   CacheType type;
-  char* place;  // of the token, in its page: see key_bytes
+  char* place;  // the token's place in its page: see key_bytes
 };
 
-// Where a token in a tree finds what it follows: its positions from `first` on are in slots[0]…,
-// all before them in their own. Of other tokens all are in their own: `first` is kNoBranch.
+// The slots that a token in a tree follows: its positions from `first` on are in slots[0], …; each
+// earlier position is in the slot of the same number. For other tokens `first` is kNoBranch.
 struct Branch {
   int64_t first;
   const int64_t* slots;
 };
 constexpr int64_t kNoBranch = INT64_MAX;
 
-// Attention of `num_tokens` query tokens over a layer's keys and values. Token t sees positions of
-// user row rows[t] before lengths[t]: all of them, or the last `window` of them.
+// Attention of `num_tokens` query tokens over a layer's keys and values. Token t sees the positions
+// before lengths[t] in user row rows[t]: all of them, or the last `window` of them.
 struct AttentionCall {
   const float* queries;  // [tokens][kv_heads * groups][head_dim], tokens query_stride apart
   int64_t query_stride;
   CacheType type;
   HearthPages pages;
-  int64_t page_offset;  // of the layer, in bytes
+  int64_t page_offset;  // place of the layer in a page, in bytes
   const int64_t* rows;
   const int64_t* lengths;
-  const Branch* branches;  // [tokens], or null where there are no trees
+  const Branch* branches;  // [tokens], or null if there are no trees
   int64_t num_tokens;
   int64_t num_kv_heads;
   int64_t num_groups;  // query heads that share a key-value head
   int64_t head_dim;
   int64_t value_dim;  // less than head_dim: values are the last dimensions of keys
-  int64_t window;     // 0: everything
+  int64_t window;     // 0: all positions
   float scale;
-  const float* sinks;  // [kv_heads * groups] or null: one more score, of no value, for each head
+  const float* sinks;  // [kv_heads * groups] or null: one more score for each head, without a value
   float* out;          // [tokens][kv_heads * groups][value_dim]
 };
 
-constexpr int kChannels = 256;  // of a convolution, that one task handles
+constexpr int kChannels = 256;  // channels of a convolution that one task handles
 constexpr int kMaxConvWidth = 16;
 
-// Query vectors that one task of attention handles at once, and the longest it can handle.
+// Query vectors that one task of attention handles at once, and their largest size.
 constexpr int kMaxQueries = 64;
 constexpr int kMaxHeadDim = 576;
 
-// Of consecutive tokens of a row, whose B, C and x are in `mixed`: C times the convolution of B x.
+// C times the convolution of B x, for consecutive tokens of a row; `mixed` has their B, C and x.
 struct ShortConvCall {
-  const float* conv;  // [width][channels]: the last one is of the token itself
+  const float* conv;  // [width][channels]; the last one is for the token itself
   const float* bias;  // [channels] or null
   int64_t channels;
   int64_t width;
   const float* mixed;  // [tokens][3][channels]
   int64_t num_tokens;
-  int64_t num_kept;  // what follows them are guesses
-  float* tail;       // [width - 1][channels]: B x of the tokens before, in the end of those kept
+  int64_t num_kept;  // tokens after these are guesses
+  float* tail;       // [width - 1][channels]: B x of the tokens before; ends as that of kept tokens
   float* out;        // [tokens][channels]
 };
 
-// Tokens [first_token, first_token + num_tokens) of one user row, and the query heads
-// [first_group, first_group + num_groups) of one key-value head, at most kMaxQueries together: for
-// each of the key-value heads [first_head, first_head + num_heads).
+// Tokens [first_token, first_token + num_tokens) of one user row, times query heads
+// [first_group, first_group + num_groups) of a key-value head: at most kMaxQueries. They are
+// handled for each of the key-value heads [first_head, first_head + num_heads).
 struct AttentionTask {
   int64_t first_token;
   int64_t num_tokens;
@@ -186,10 +186,10 @@ struct AttentionTask {
 // Tokens of one user row over a layer's state; see hearth_delta.
 struct DeltaCall {
   const HearthRecurrent& layer;
-  const float* inputs;  // of the convolution, of the first token, as the two that follow
+  const float* inputs;  // the first token's inputs of the convolution; gates and steps likewise
   const float* gates;
   const float* steps;
-  int64_t row_stride;  // of inputs and of gates
+  int64_t row_stride;  // distance of tokens in inputs and gates
   int64_t step_stride;
   int64_t num_tokens;
   int64_t num_kept;
@@ -198,19 +198,19 @@ struct DeltaCall {
   float* out;
 };
 
-constexpr int kDeltaTokens = 32;   // that are taken at once
-constexpr int kMaxDeltaDim = 256;  // of a key or a value
+constexpr int kDeltaTokens = 32;   // tokens that are handled at once
+constexpr int kMaxDeltaDim = 256;  // largest size of a key or a value
 constexpr int kMaxDeltaColumns = 32;
 
 namespace {
 
-// A type that stands for a block, which itself is not needed.
+// Names a type of block without an object of it.
 template <class Packed>
 struct BlockType {
   using Block = Packed;
 };
 
-// What `visit` makes of the BlockType of such weights.
+// Returns visit(BlockType) for the block type of weights in this form.
 template <class Visit>
 auto with_block(Bits bits, Visit visit) {
   switch (bits) {
@@ -265,24 +265,24 @@ auto with_block(Bits bits, Visit visit) {
 
 constexpr bool is_quantised(Bits bits) { return bits != Bits::kFloat32 && bits != Bits::kBFloat16; }
 
-// Whether instructions that multiply whole tiles take such weights.
+// Returns whether instructions that multiply whole tiles support weights in this form.
 constexpr bool meets_tiles(Bits bits) { return bits == Bits::kInt8 || bits == Bits::kInt4; }
 
-// Bytes of a group of activations that meets such weights.
+// Returns the bytes of a group of activations that weights in this form are multiplied by.
 constexpr int64_t group_bytes(Bits bits) {
   return is_quantised(bits) ? sizeof(ActivationGroup) : sizeof(FloatGroup);
 }
 
-// kGroup numbers of a key or a value, of 4 bits. The last group of a vector may be filled up.
+// kGroup numbers of a key or a value, in 4 bits. The last group of a vector may be padded.
 struct CachedGroup {
   uint16_t scale;             // half precision
-  uint8_t steps[kGroup / 2];  // -8…7 of a scale: number i in the upper bits, i + kGroup / 2 below
+  uint8_t steps[kGroup / 2];  // -8…7 scales: number i in the high half, i + kGroup / 2 in the low
 };
 static_assert(sizeof(CachedGroup) == sizeof(uint16_t) + kGroup / 2);
 
 constexpr int64_t cached_groups(int64_t dim) { return (dim + kGroup - 1) / kGroup; }
 
-// Elements of the cache that a key or a value takes, but for kInt4.
+// Returns the elements of the cache that a key or a value takes. Not for kInt4.
 constexpr int64_t slot_elements(CacheType type, int64_t head_dim) {
   return head_dim + (type == CacheType::kInt8 ? static_cast<int64_t>(sizeof(float)) : 0);
 }
@@ -295,13 +295,13 @@ constexpr int64_t slot_bytes(CacheType type, int64_t head_dim) {
   return slot_elements(type, head_dim) * kBytes[static_cast<int>(type)];
 }
 
-// Bytes of a page that have one head's keys of a layer. Behind them are as many of its values,
-// unless these are a part of keys, then the next head's.
+// Returns the bytes of one head's keys in a layer's part of a page. As many bytes of values follow,
+// unless values are part of keys; then comes the next head.
 constexpr int64_t key_bytes(CacheType type, int64_t head_dim) {
   return kPageTokens * slot_bytes(type, head_dim);
 }
 
-// The page that has a position of a row.
+// Returns the page that has a position of a row.
 inline char* page_of(const HearthPages& pages, int64_t row, int64_t position) {
   return pages.base +
          pages.tables[row * pages.table_stride + position / kPageTokens] * pages.page_bytes;
@@ -309,37 +309,38 @@ inline char* page_of(const HearthPages& pages, int64_t row, int64_t position) {
 
 inline int64_t num_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 
-// Panels of a product that can be worked on apart: of gated outputs, those of the gates.
+// Returns the number of panels that can be computed separately; with gates, the gates' panels.
 inline int64_t num_panels(const LinearCall& call) {
   return num_panels(call.is_gated ? call.num_outputs / 2 : call.num_outputs);
 }
 
 }  // namespace
 
-// All rows times the panels [first, end); of gated outputs, those of the gates and their others.
+// Multiplies all rows by the panels [first, end). With gates, these are the gates' panels, each
+// with the panel that it gates.
 using LinearPanels = void (*)(const LinearCall& call, int64_t first, int64_t end);
 
 struct Kernels {
-  // The groups of a row of activations in the form that meets such weights.
+  // Writes a row of activations in the form that weights of `bits` are multiplied by.
   void (*prepare_row)(Bits bits, const float* x, int64_t num_groups, void* row);
-  // Packs `num_groups` groups of one row of weights into lane `lane` of consecutive blocks. False
-  // when a weight is not finite or too large for a half precision scale.
+  // Packs `num_groups` groups of one row of weights into lane `lane` of consecutive blocks. Returns
+  // false if a weight is not finite or too large for a half precision scale.
   bool (*pack_row)(Bits bits, SourceType type, const void* weights, int64_t num_groups, int lane,
                    void* blocks);
   void (*norm_row)(const NormCall& call, const float* x, void* row);
   void (*write_heads)(const HeadsCall& call);
-  // Copies up to kTileRows rows to a row of tiles. Null where `linear_panels` wants no tiles, which
-  // else wants them from min_tile_rows rows on.
+  // Copies up to kTileRows rows to a row of tiles, which `linear_panels` requires from
+  // min_tile_rows rows on. Null if it never does.
   void (*fill_tiles)(const ActivationGroup* rows, int64_t num_rows, int64_t num_groups,
                      ActivationTile* tiles);
   int64_t min_tile_rows;
   LinearPanels linear_panels;
   void (*attend)(const AttentionCall& call, const AttentionTask& task);
-  // Of the channels [first, end), at most kChannels.
+  // Computes channels [first, end), at most kChannels.
   void (*short_conv)(const ShortConvCall& call, int64_t first, int64_t end);
   // values[i] *= sigmoid(gates[i]).
   void (*gate)(const float* gates, int64_t count, float* values);
-  // One head of values.
+  // Computes one value head.
   void (*delta_head)(const DeltaCall& call, int64_t head);
   float (*largest_of)(const float* x, int64_t count);
   // weights[i] = exp((logits[i] - largest) / temperature).
@@ -347,7 +348,7 @@ struct Kernels {
                 float* weights);
 };
 
-// Of each variant, and of the forms of weights that only files have.
+// The tables of all variants, and their products with forms of weights that only files have.
 extern const Kernels kPortable;
 extern const LinearPanels kPortableForms;
 #if defined(__x86_64__)

@@ -6,8 +6,8 @@
 namespace hearth {
 namespace {
 
-// The `num_ranks` largest of `logits`, best first and the lower index first among equals. All are
-// different and in range even where logits are no numbers.
+// Finds the `num_ranks` largest of `logits`, best first, and the lower index first among equals.
+// Indices are different and in range even if logits are NaN.
 inline void find_largest(const float* logits, int64_t count, int64_t num_ranks, int64_t* best) {
   int64_t found = 0;
   for (int64_t token = 0; token < count; ++token) {

@@ -11,7 +11,7 @@
 namespace hearth {
 namespace {
 
-// Floats of a token.
+// Returns the floats of a token.
 int64_t width(const HearthModel& model) { return model.num_layers * model.inputs.size; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What layers read of a token besides the residual: see HearthLayerInputs.
+// Inputs that layers read besides the residual: see HearthLayerInputs.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace hearth {
 
-// Memory of a step, kept for the next one.
+// Computes these inputs, and keeps the memory of one step for the next.
 class LayerInputs {
  public:
-  // Makes the inputs of tokens whose usual embeddings are `rows`, as products take them.
+  // Makes the inputs of tokens. `rows` are their usual embeddings, in the form that products take.
   void begin(Workers& workers, const HearthModel& model, const int64_t* ids, const char* rows,
              int64_t num_tokens);
-  // A token's inputs go to where another's were.
+  // Moves a token's inputs to the place of another token.
   void move(const HearthModel& model, int64_t from, int64_t to);
-  // Returns what the layer's `input_out` takes, of the residual `rows` and the tokens' inputs.
+  // Returns the input of the layer's `input_out`, from the residual `rows` and the tokens' inputs.
   const std::vector<char>& gated(Workers& workers, const HearthModel& model,
                                  const HearthLayer& layer, const char* rows, int64_t num_tokens);
 

@@ -1,11 +1,11 @@
-// The matrix product, for any instruction set. `Isa` brings registers, and Isa::Small says how a
+// The matrix product, for any instruction set. `Isa` provides registers, and Isa::Small says how a
 // quad of bytes is multiplied and summed. Formats of quantised weights are in unpacked.h, others
 // below.
 //
-// A row's result depends on that row alone: the sums of a group are integers, exact in any order,
-// and groups are added in their order whatever the number of rows in the tile. Products of floats
-// are added one by one, in the order of the inputs; those of bfloat16 are exact, so that every
-// variant has the same bits. Only what is below 2^-126 differs: vdpbf16ps takes it for zero.
+// A row's result depends on that row alone. The sums of a group are integers, exact in any order,
+// and groups are added in their order for any number of rows in a tile. Products of floats are
+// added one by one, in the order of inputs. Products of bfloat16 are exact, so that every variant
+// has the same bits, except for numbers below 2^-126, which vdpbf16ps takes for zero.
 #pragma once
 
 #include <type_traits>
@@ -18,12 +18,12 @@
 namespace hearth {
 namespace {
 
-// What a tile fetches while it multiplies: so many lines in every step of its loop.
+// The memory that a tile fetches while it multiplies: `lines` in every step of its loop.
 struct Fetched {
   const char* bytes;
   int64_t lines;
 
-  // A step's lines, kAtOnce of them in a turn: what that is too many by, the next step has too.
+  // Fetches the lines of a step, kAtOnce at a time. The next step repeats those that are too many.
   template <int kAtOnce>
   __attribute__((always_inline)) void step() {
     for (int64_t line = 0; line < lines; line += kAtOnce) {
@@ -36,7 +36,7 @@ struct Fetched {
   }
 };
 
-// Formats of floats: a step multiplies so many inputs, by a group of activations as it is given.
+// Formats of floats. A step multiplies kInputs inputs by those of a group of activations.
 template <class Isa>
 struct Float32 {
   using Block = Float32Block;
@@ -53,7 +53,7 @@ struct Float32 {
   }
 };
 
-// Weights are widened, where no instruction multiplies pairs.
+// Widens weights, unless an instruction multiplies pairs.
 template <class Isa, class = void>
 struct BFloat16 : Float32<Isa> {
   using Block = BFloat16Block;
@@ -67,16 +67,16 @@ struct BFloat16<Isa, std::void_t<typename Isa::Pairs>> : Isa::Pairs {};
 template <class Format>
 using Group = typename Format::Block::Group;
 
-// What such groups are in a row that `prepare_row` made.
+// The type of a format's groups in rows that `prepare_row` wrote.
 template <class Format>
 using Given = std::conditional_t<std::is_same_v<typename Format::Block, BFloat16Block>,
                                  BFloat16Group, Group<Format>>;
 
-// Groups of activations that a block meets.
+// Groups of activations that a block is multiplied by.
 template <class Block>
 constexpr int kBlockGroups = Block::kInputs / kGroup;
 
-// Bytes, cache lines and quads of a group of weights, and how many such groups meet one of
+// Bytes, cache lines and quads of a group of weights; and groups of weights for each group of
 // activations.
 template <class Block>
 constexpr size_t kGroupBytes = sizeof(Block) / Block::kScales;
@@ -88,26 +88,26 @@ template <class Block>
 constexpr int kParts = kQuads / kGroupQuads<Block>;
 static_assert(kParts<Int8Block> == 1 && kParts<UnpackedOf<Q6KBlock>> == 2);
 
-// Minus the sum of what a group of weights meets.
+// Returns minus the sum of the activations that a group of weights is multiplied by.
 template <class Block>
 int32_t negative_sum(const ActivationGroup& x, int part) {
   return kParts<Block> == 1 ? x.negative_sum : x.negative_half_sums[part];
 }
 
-// The same times the activations' scale.
+// Returns the same times the activations' scale.
 template <class Block>
 float scaled_negative_sum(const ActivationGroup& x, int part) {
   return kParts<Block> == 1 ? x.scaled_negative_sum
                             : x.scale * static_cast<float>(negative_sum<Block>(x, part));
 }
 
-// Quads whose products a format adds up at once.
+// The number of quads whose products a format adds at once.
 template <class Format, class = void>
 constexpr int kRun = 1;
 template <class Format>
 constexpr int kRun<Format, std::void_t<decltype(Format::kRun)>> = Format::kRun;
 
-// Rows of a tile.
+// Returns the most rows of a tile.
 template <class Isa, class Format>
 constexpr int max_rows() {
   if constexpr (std::is_same_v<Group<Format>, FloatGroup>) {
@@ -119,7 +119,7 @@ constexpr int max_rows() {
   }
 }
 
-// Vectors of a panel that a tile of so many rows works on together.
+// Returns the number of a panel's vectors that a tile of `num_rows` rows handles together.
 template <class Isa, class Format>
 constexpr int tile_vectors(int num_rows) {
   if constexpr (kRun<Format> > 1) {
@@ -129,12 +129,12 @@ constexpr int tile_vectors(int num_rows) {
   }
 }
 
-// Sums of products: of vectors of a panel, for each row.
+// Sums of products for vectors of a panel and each row.
 template <class Isa, int kVectors, int kRows>
 using GroupSums = typename Isa::Sums[kVectors][kRows];
 
-// The products of a group of weights and of part `part` of activations `x`, which rows have
-// num_groups apart, from vector `first` on.
+// Multiplies a group of weights, from vector `first` on, by part `part` of activations `x`, whose
+// rows are num_groups apart.
 template <class Isa, class Format, int kVectors, int kRows, class Values>
 inline __attribute__((always_inline)) void multiply_group(const Values& values, int first,
                                                           const ActivationGroup* x, int part,
@@ -187,7 +187,7 @@ constexpr bool kHasMinima = false;
 template <class Format>
 constexpr bool kHasMinima<Format, std::enable_if_t<Format::kHasMinima>> = true;
 
-// Adds a vector of sums to its totals.
+// Scales a vector of sums, and adds it to its totals.
 template <class Isa, class Format, int kRows>
 inline __attribute__((always_inline)) void add_scaled(
     const Scales<Isa, typename Format::Block>& scales, int group, int vector,
@@ -212,8 +212,7 @@ inline __attribute__((always_inline)) void add_scaled(
   }
 }
 
-// Groups of activations that a tile meets: `count` of each row, which has them `stride` apart from
-// the row before it.
+// Groups of activations that a tile is multiplied by: `count` for each row, rows `stride` apart.
 template <class Group>
 struct Rows {
   const Group* first;
@@ -221,8 +220,8 @@ struct Rows {
   int64_t stride;
 };
 
-// Adds to `out` `kRows` rows of activations times blocks of one panel, and fetches with every group
-// of weights. The loops over rows and vectors must be unrolled, or the sums would not stay in
+// Adds `kRows` rows of activations times blocks of one panel to `out`, and fetches lines with every
+// group of weights. The loops over rows and vectors must be unrolled, or sums would not stay in
 // registers; check the disassembly after any change.
 template <class Isa, class Format, int kRows>
 void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
@@ -246,9 +245,9 @@ void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
       const ActivationGroup* x = rows.first + begin + group / kParts<Block>;
       const int part = group % kParts<Block>;
       fetched.step<3>();
-#pragma GCC unroll 1  // registers suffice for one turn only…
+#pragma GCC unroll 1  // registers suffice for only one turn…
       for (int first = 0; first < kPanelVectors; first += kVectors) {
-        if (kVectors < kPanelVectors) {  // …and not for keeping activations from turn to turn
+        if (kVectors < kPanelVectors) {  // …and not to keep activations between turns
           __atomic_signal_fence(__ATOMIC_SEQ_CST);
         }
         GroupSums<Isa, kVectors, kRows> sums;
@@ -269,7 +268,7 @@ void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
   }
 }
 
-// The same for weights that are not quantised: a step of fetching is a quad.
+// The same for weights that are not quantised. A step of fetching is a quad.
 template <class Isa, class Format, int kRows>
 void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
                    const Rows<FloatGroup>& rows, float (*out)[kPanel]) {
@@ -278,7 +277,7 @@ void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
   const auto* second_row = reinterpret_cast<const Given<Format>*>(rows.first + num_groups);
   const int64_t stride = second_row - first_row;
   constexpr int kPanelVectors = kPanel / Isa::kLanes;
-  constexpr int kVectors = Isa::kFloatVectors;  // of the panel that are worked on together
+  constexpr int kVectors = Isa::kFloatVectors;  // the panel's vectors that are handled together
   for (int first = 0; first < kPanelVectors; first += kVectors) {
     typename Isa::Floats totals[kVectors][kRows];
     for (auto& vector : totals) {
@@ -324,7 +323,7 @@ template <class Format>
 using Tile = void (*)(const typename Format::Block* blocks, Fetched fetched,
                       const Rows<Group<Format>>& rows, float (*out)[kPanel]);
 
-// A tile of `num_rows` rows, which are kRows to kMax.
+// Returns the tile for `num_rows` rows, which is from kRows to kMax.
 template <class Isa, class Format, int kRows, int kMax>
 Tile<Format> tile_for(int64_t num_rows) {
   if constexpr (kRows < kMax) {
@@ -335,7 +334,7 @@ Tile<Format> tile_for(int64_t num_rows) {
   return multiply_tile<Isa, Format, kRows>;
 }
 
-// The blocks of a panel; part 1 is the panel that the gates of `panel` let pass.
+// Returns the blocks of a panel. Part 1 is the panel that `panel` gates.
 template <class Block>
 const Block* panel_blocks(const LinearCall& call, int64_t panel, int part) {
   return static_cast<const Block*>(call.blocks) +
@@ -359,20 +358,20 @@ inline void store_results(const float* result, int64_t count, float factor, bool
   }
 }
 
-// A row for the next product, of which a panel's results become a group.
+// Returns the row for the next product, in which a panel's results become a group.
 inline char* activated_row(const LinearCall& call, int64_t row) {
   return static_cast<char*>(call.activated) + row * num_panels(call) * group_bytes(call.bits);
 }
 
-// Where a panel's results of one row are added or stored.
+// Returns the place at which a panel's results for a row are added or stored.
 inline float* place_in_out(const LinearCall& call, int64_t row, int64_t panel) {
   const int64_t place = call.places == nullptr ? row : call.places[row];
   return call.out + place * call.out_stride + panel * kPanel;
 }
 
-// Fetches what a panel's results will be written to, while they are computed: a line is read before
-// it is written, and what waits for its line holds up the tile that follows. Inlined: a compiler
-// takes a function that only fetches for one without effect, and leaves it out.
+// Fetches the memory that a panel's results will be written to, while they are computed: a line is
+// read before it is written, and waiting for it would hold up the next tile. Inlined, because a
+// compiler takes a function that only fetches for one without effect, and leaves it out.
 template <class Given>
 __attribute__((always_inline)) inline void fetch_places(const LinearCall& call, int64_t first_row,
                                                         int64_t count, int64_t panel) {
@@ -386,7 +385,7 @@ __attribute__((always_inline)) inline void fetch_places(const LinearCall& call, 
   }
 }
 
-// What is done with a panel's results of one row. The last panel may be padded.
+// Stores, adds or activates a panel's results for a row. The last panel may be padded.
 template <class Simd>
 void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* result, float* passing) {
   const int64_t panels = num_panels(call);
@@ -416,13 +415,13 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
   }
 }
 
-// What the tiles of a panel fetch from memory while they multiply. A single tile fetches its own
-// panel ahead: earlier than the processor would, which stops at every page. Where there are more,
-// the first of them share the next panel, so that reading it overlaps with multiplying.
+// The distance at which a single tile fetches its own panel ahead, which is earlier than the
+// processor would, since that stops at every page. If a panel has several tiles, the first of them
+// share the fetching of the next panel, so that reading it overlaps with multiplying.
 template <class Format>
 constexpr int kAheadBytes = std::is_same_v<Group<Format>, FloatGroup> ? 8192 : 2304;
 
-// All rows times one panel, in tiles of nearly equal size.
+// Multiplies all rows by one panel, in tiles of nearly equal size.
 template <class Isa, class Simd, class Format>
 void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
   using Block = typename Format::Block;
@@ -464,7 +463,7 @@ void multiply_panels(const LinearCall& call, int64_t first, int64_t end) {
   }
 }
 
-// `kForms`: the same for the forms that only files have.
+// Multiplies panels of weights in any form. `kForms` does so for forms that only files have.
 template <class Isa, class Simd, const LinearPanels* kForms>
 void linear_panels(const LinearCall& call, int64_t first, int64_t end) {
   switch (call.bits) {

@@ -1,7 +1,7 @@
-// The matrix product of many rows by AMX: a tile instruction multiplies 16 rows by 16 outputs over
-// a group of inputs, sixteen times what a vector instruction does. What remains, and what decides
-// the speed, is to scale a group's sums and to add them up, which vector instructions do in the
-// same order as everywhere: the results have the bits of the other AVX-512 product.
+// The matrix product of many rows with AMX. A tile instruction multiplies 16 rows by 16 outputs
+// over a group of inputs, sixteen times as much as a vector instruction. The remaining work decides
+// the speed: vector instructions scale a group's sums and add them, in the same order as
+// everywhere, so results have the bits of the other AVX-512 product.
 #pragma once
 
 #include <immintrin.h>
@@ -16,19 +16,19 @@ namespace {
 
 constexpr int kTileOutputs = Avx512Vnni::kLanes;
 constexpr int kHalves = kPanel / kTileOutputs;
-constexpr int kSmallTileRows = 8;  // for what remains when most of a whole tile would be padding
+constexpr int kSmallTileRows = 8;  // for the last rows, if most of a whole tile would be padding
 
-// A group of half a panel without its offset, in the order in which a tile is loaded.
+// A group of half a panel, without its offset, in the order in which a tile is loaded.
 struct alignas(kCacheLine) TileGroup {
   int8_t values[kQuads][kTileOutputs][kQuad];
   float scales[kTileOutputs];
 };
 
-// So many are unpacked at once, multiplied by all rows and forgotten: they stay in the first level
-// cache, from and to which they would otherwise move for longer than the products take.
+// Groups that are unpacked at once, multiplied by all rows and forgotten. They stay in the first
+// level cache; moving more of them in and out would take longer than the products.
 constexpr int kTileGroups = 32;
 
-// Half `half` of `num_groups` blocks of a panel.
+// Unpacks half `half` of `num_groups` blocks of a panel.
 template <class Block>
 void unpack_groups(const Block* blocks, int num_groups, int half, TileGroup* groups) {
   const __m512i offset = _mm512_set1_epi8(static_cast<char>(Block::kOffset));
@@ -42,7 +42,8 @@ void unpack_groups(const Block* blocks, int num_groups, int half, TileGroup* gro
   }
 }
 
-// Tiles of whole and of small height: sums, the sums of the group after, activations; and weights.
+// Tiles 0 to 2 have whole height, 4 to 6 small height: sums, the next group's sums, activations.
+// Tile 3 has weights.
 struct alignas(kCacheLine) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -54,7 +55,7 @@ struct alignas(kCacheLine) TileConfig {
 
 using TileSums = int32_t[kTileRows][kTileOutputs];
 
-// Starts the products of one group. The intrinsics want the number of a tile written out.
+// Starts the products of one group. The intrinsics require a literal as the number of a tile.
 template <int kRows>
 inline void multiply_group(const ActivationTile& rows, const TileGroup& group) {
   _tile_loadd(3, group.values, kTileOutputs * kQuad);
@@ -91,7 +92,7 @@ inline void add_scaled(const TileSums sums, const float* scales, const Activatio
   }
 }
 
-// Half a block that is needed later, to the second level cache.
+// Fetches half a block, which is needed later, into the second level cache.
 template <class Block>
 __attribute__((always_inline)) inline void fetch(const Block& block, int half) {
   constexpr unsigned kHalfBlock = sizeof(Block) / kHalves;
@@ -102,9 +103,8 @@ __attribute__((always_inline)) inline void fetch(const Block& block, int half) {
   }
 }
 
-// Adds to `out` a row of tiles times half a panel. While the tiles of one group are multiplied, the
-// sums of the group before are scaled: a tile instruction takes long to finish, and so does what it
-// stores.
+// Adds a row of tiles times half a panel to `out`. While the tiles of one group are multiplied, the
+// sums of the previous group are scaled, because tile instructions and their stores take long.
 template <int kRows, class Block>
 void multiply_groups(const TileGroup* groups, int num_groups, const ActivationTile* rows,
                      const Block* next, int half, float (*out)[kPanel]) {
@@ -132,7 +132,7 @@ void multiply_groups(const TileGroup* groups, int num_groups, const ActivationTi
   }
 }
 
-// `count` rows times one panel. The last tile of rows fetches the panel that comes next.
+// Multiplies `count` rows by one panel. The last tile of rows fetches the next panel.
 template <class Block>
 void multiply_rows(const Block* blocks, const Block* next, int64_t num_groups,
                    const ActivationTile* rows, int64_t count, float (*results)[kPanel]) {
@@ -154,7 +154,7 @@ void multiply_rows(const Block* blocks, const Block* next, int64_t num_groups,
   }
 }
 
-// From so many rows on tiles are faster.
+// Number of rows from which on tiles are faster.
 constexpr int64_t kMinTileRows = 32;
 
 inline void linear_panels_by_tiles(const LinearCall& call, int64_t first, int64_t end) {

@@ -1,6 +1,6 @@
-// The matrix product by weights as GGUF files have them, which are taken apart first. A unit of its
-// own for each instruction set that has other products of integers, since it takes longer to
-// compile than all others of one.
+// The matrix product with weights as GGUF files have them, which are unpacked first. Each
+// instruction set with products of integers of its own has a unit for this, because compiling it
+// takes longer than all other units of a variant.
 #pragma once
 
 #include "codes.h"
@@ -10,9 +10,9 @@
 namespace hearth {
 namespace {
 
-constexpr int kApartRows = 128;  // that are multiplied by what was taken apart: bounds the results
+constexpr int kApartRows = 128;  // rows that are multiplied by unpacked blocks: bounds the results
 
-// Multiplies a panel's results by its factors, where it has any; `first` is its first block.
+// Multiplies a panel's results by its factors, if it has any. `first` is its first block.
 template <class Block>
 void multiply_by_factors(const Block& first, int64_t count, float (*results)[kPanel]) {
   if constexpr (kHasFactors<Block>) {
@@ -26,15 +26,15 @@ void multiply_by_factors(const Block& first, int64_t count, float (*results)[kPa
   }
 }
 
-// All rows times one panel of blocks of few bits. A single tile takes them as they are, if they
-// have no codes; for several they are taken apart, and the first tile fetches what is taken apart
-// next.
+// Multiplies all rows by one panel of blocks of few bits. A single tile uses blocks as they are, if
+// they have no codes. For several tiles they are unpacked, and the first tile fetches the next
+// ones.
 template <class Isa, class Simd, class Packed>
 void multiply_apart(const LinearCall& call, int64_t panel) {
   using Format = ApartOf<Isa, Packed>;
   using Block = typename Format::Block;
   constexpr int kMax = max_rows<Isa, Format>();
-  constexpr int kMin = kHasCodes<Packed> ? 1 : (kMax + 1) / 2;  // of what is taken apart
+  constexpr int kMin = kHasCodes<Packed> ? 1 : (kMax + 1) / 2;  // rows of a tile of unpacked blocks
   constexpr int64_t kLines = kGroupLines<Packed>;
   const int num_parts = call.is_gated ? 2 : 1;
   Block unpacked;
@@ -85,8 +85,8 @@ void multiply_apart(const LinearCall& call, int64_t panel) {
   }
 }
 
-// Forms that only files have. Blocks of int4, too, might be taken apart for several tiles: but they
-// are unpacked again in no more time than it takes to read what they were taken apart to.
+// Whether only files have this form. Int4 blocks could be unpacked for several tiles, too, but to
+// unpack them again takes no more time than to read unpacked ones.
 template <class Block>
 constexpr bool kIsOfFiles = std::is_same_v<typename Block::Group, ActivationGroup> &&
                             !std::is_same_v<Block, Int8Block> && !std::is_same_v<Block, Int4Block>;

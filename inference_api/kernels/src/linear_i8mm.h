@@ -1,5 +1,5 @@
-// The matrix product of many rows by smmla, which multiplies two rows by two outputs over eight
-// inputs: twice what a dot product does. The results have the bits of the other products.
+// The matrix product of many rows with smmla, which multiplies two rows by two outputs over eight
+// inputs: twice as much as a dot product. Results have the bits of the other products.
 #pragma once
 
 #include "isa_neon.h"
@@ -8,19 +8,19 @@
 namespace hearth {
 namespace {
 
-constexpr int kPairs = 4;    // of rows that are multiplied at once
-constexpr int kOutputs = 8;  // that are multiplied at once: two vectors of sums for each row
+constexpr int kPairs = 4;    // pairs of rows that are multiplied at once
+constexpr int kOutputs = 8;  // outputs that are multiplied at once: two vectors of sums for a row
 constexpr int kOutputPairs = kOutputs / 2;
-constexpr int kInputs = 2 * kQuad;  // that one instruction multiplies
+constexpr int kInputs = 2 * kQuad;  // inputs that one instruction multiplies
 constexpr int kVectors = kOutputs / Registers128::kLanes;
 
-// Inputs `first`… of two rows of a tile.
+// Returns inputs from `first` on for two rows of a tile.
 inline int8x16_t row_pair(const ActivationTile& rows, int first_row, int first) {
   return vcombine_s8(vld1_s8(rows.values[first_row] + first),
                      vld1_s8(rows.values[first_row + 1] + first));
 }
 
-// Adds one group of eight outputs, from vector `first` of the panel on, times eight rows to `out`.
+// Adds eight rows times one group of eight outputs, from vector `first` of the panel on, to `out`.
 template <class Block>
 void multiply_pairs(const Block& block, int first, const ActivationTile& rows, int first_row,
                     float (*out)[kPanel]) {

@@ -1,4 +1,4 @@
-// What products by instructions that multiply whole tiles have in common.
+// The common part of products with instructions that multiply whole tiles.
 #pragma once
 
 #include <cstring>
@@ -8,9 +8,9 @@
 namespace hearth {
 namespace {
 
-constexpr int kBlockRows = 128;  // that are multiplied by a panel while it is in the cache
+constexpr int kBlockRows = 128;  // rows that are multiplied by a panel while it is in the cache
 
-// `count` rows of tiles times one panel, to results; `next` is the panel after it, or null.
+// Multiplies `count` rows of tiles by one panel, into results. `next` is the next panel, or null.
 template <class Block>
 using MultiplyRows = void (*)(const Block* blocks, const Block* next, int64_t num_groups,
                               const ActivationTile* rows, int64_t count, float (*results)[kPanel]);
@@ -37,7 +37,7 @@ void tile_panels(const LinearCall& call, int64_t first_panel, int64_t end_panel)
   }
 }
 
-// What is missing in the last tile of a row is left as it is: its products are never read.
+// Missing rows of the last tile stay as they are: their products are never read.
 inline void fill_tiles(const ActivationGroup* rows, int64_t num_rows, int64_t num_groups,
                        ActivationTile* tiles) {
   for (int64_t row = 0; row < num_rows; ++row) {

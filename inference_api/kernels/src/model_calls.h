@@ -1,4 +1,4 @@
-// Calls as a model's description has them.
+// Makes calls from a model's description.
 #pragma once
 
 #include "interface.h"
@@ -9,12 +9,12 @@ namespace {
 
 inline Bits bits(const HearthModel& model) { return static_cast<Bits>(model.bits); }
 
-// Bytes of a row of `size` activations as products take it.
+// Returns the bytes of a row of `size` activations in the form that products take.
 inline int64_t row_bytes(const HearthModel& model, int64_t size) {
   return size / kGroup * group_bytes(bits(model));
 }
 
-// The pages of rows with the table of the layer's group.
+// Returns the pages of rows, with the table of the layer's group.
 inline HearthPages pages_of(const HearthModel& model, const HearthLayer& layer) {
   HearthPages pages = model.pages;
   pages.tables += layer.table_offset;
@@ -26,7 +26,7 @@ inline NormCall norm_call(const HearthModel& model, const HearthNorm& norm) {
           model.hidden};
 }
 
-// One of the matrices that a stack holds.
+// Returns matrix `index` of a stack of `count`.
 inline HearthLinear one_of(const HearthLinear& stack, int64_t count, int64_t index) {
   const int64_t outputs = stack.outputs / count;
   const int64_t bytes = hearth_packed_bytes(stack.bits, outputs, stack.inputs);

@@ -1,5 +1,5 @@
-// Norms: of a row on its way to a product, and of the heads on their way to attention. Sums are
-// kept per lane, so that every variant adds in the same order.
+// Norms of rows before products, and of heads before attention. Sums are kept per lane, so that
+// every variant adds in the same order.
 #pragma once
 
 #include "kernels.h"
@@ -49,7 +49,7 @@ inline float inverse_root(float square_sum, int64_t size, float eps) {
   return 1.0f / __builtin_sqrtf(square_sum / static_cast<float>(size) + eps);
 }
 
-// The norm of x, as a product takes it: a group at a time, while it is in registers.
+// Writes the norm of x in the form that products take, group by group while it is in registers.
 inline void norm_row(const NormCall& call, const float* x, void* row) {
   const bool is_layer = call.kind == NormKind::kLayer;
   const float mean = is_layer ? sum(x, call.size) / static_cast<float>(call.size) : 0.0f;
@@ -68,7 +68,7 @@ inline void norm_row(const NormCall& call, const float* x, void* row) {
   }
 }
 
-// `weight` null: it is 1.
+// Normalises a head in place. `weight` null counts as 1.
 inline void norm_head(float* head, const float* weight, int64_t head_dim, float eps) {
   const float inverse = inverse_root(sum_of_squares(head, head_dim, 0.0f), head_dim, eps);
   for (int64_t i = 0; i < head_dim; ++i) {

@@ -1,4 +1,4 @@
-// Weights to blocks. Every variant packs the same bytes: sums are kept per lane, in a fixed order.
+// Packs weights into blocks, to the same bytes in every variant: sums are kept per lane, in order.
 #pragma once
 
 #include "half.h"
@@ -8,14 +8,14 @@
 namespace hearth {
 namespace {
 
-// Eight floats, by a language extension of GCC and Clang: in one register where there is one.
+// Eight floats, by a language extension of GCC and Clang: in one register if it is wide enough.
 constexpr int kNumLanes = 8;
 using Lanes = float __attribute__((vector_size(kNumLanes * sizeof(float))));
 
 constexpr float kLargestFloat = 0x1.fffffep127f;
 constexpr float kLargestBFloat16 = 0x1.fep127f;
-constexpr float kLargestScale = 65504.0f;  // of half precision
-constexpr int kLeastInt4Ratio = 3;         // of a group's largest weight to its scale
+constexpr float kLargestScale = 65504.0f;  // the largest half precision number
+constexpr int kLeastInt4Ratio = 3;         // least ratio of a group's largest weight to its scale
 
 inline int clamp(int value, int low, int high) {
   return value < low ? low : (value > high ? high : value);
@@ -36,8 +36,8 @@ inline float read_weight(SourceType type, const void* weights, int64_t index) {
   }
 }
 
-// The smallest half that is not below `value`: a scale rounded down would cut off the largest
-// weight.
+// Returns the smallest half that is not below `value`. A scale that is rounded down would cut off
+// the largest weight.
 inline uint16_t half_not_below(float value) {
   const uint16_t half = float_to_half(value);
   return half_to_float(half) < value ? static_cast<uint16_t>(half + 1) : half;
@@ -69,8 +69,7 @@ struct Fit {
   float gain;
 };
 
-// `unit`: what the largest weight is multiplied by to be 1, so that no square of a weight is too
-// small.
+// `unit` is the factor that makes the largest weight 1, so that no square of a weight is too small.
 inline Fit fit_int4(const float* weights, float unit, float inverse) {
   const Lanes low = Lanes{} - kInt4Offset;
   const Lanes high = Lanes{} + kInt4Max;
@@ -93,8 +92,8 @@ inline Fit fit_int4(const float* weights, float unit, float inverse) {
   return {product / square, product * (product / square)};
 }
 
-// The best of a grid of scales. There is one more value below zero than above: the sign of the
-// scale is part of the search.
+// Returns the best of a grid of scales. There is one more value below zero than above, so the sign
+// of the scale is part of the search.
 inline float search_int4_scale(const float* weights) {
   constexpr float kFirst = 6.0f;  // the value that the largest weight is mapped to
   constexpr float kStep = 0.25f;
@@ -119,7 +118,7 @@ inline void pack_group(const float* weights, int lane, Int4Block& block) {
   const float scale = half_to_float(scale_bits);
   for (int i = 0; i < kGroup; ++i) {
     const float scaled = scale != 0.0f ? weights[i] / scale : 0.0f;
-    // The bound keeps round_to_int in its range when a tiny scale was rounded to fewer bits.
+    // The bound keeps round_to_int in its range if a tiny scale was rounded to fewer bits.
     const float bounded = scaled > 64.0f ? 64.0f : (scaled < -64.0f ? -64.0f : scaled);
     const int value = clamp(round_to_int(bounded), -kInt4Offset, kInt4Max) + kInt4Offset;
     const int quad = i / kQuad;
@@ -141,7 +140,7 @@ inline void pack_group(const float* weights, int lane, BFloat16Block& block) {
   }
 }
 
-// `largest`: how large a weight may be.
+// Packs a group. `largest` is the largest magnitude that a weight may have.
 template <class Block>
 bool pack_row_into(SourceType type, const void* weights, int64_t num_groups, int lane, void* to,
                    float largest) {

@@ -35,7 +35,7 @@ Pool::Pool(int num_threads) : threads_(new Threads) {
     for (int i = 1; i < num_threads; ++i) {
       threads_->threads.emplace_back([this] { serve(); });
     }
-  } catch (...) {  // there may be some of them
+  } catch (...) {  // some threads may have started
     end();
     throw;
   }

@@ -6,15 +6,15 @@
 
 namespace hearth {
 
-// `run` is called by one thread at a time, which works too. Between two calls that follow closely,
-// as those of a decode step do, the others spin; a moment later they sleep.
+// One thread at a time calls `run`, and works too. Between calls that follow closely, like those of
+// a decode step, the other threads spin; a moment later they sleep.
 //
-// Tasks are taken from a ticket: the number of tasks in its upper half, the next one in its lower.
-// A thread that comes late, even into the next call, takes a task of that call or none at all, so
-// nobody waits for a thread that has nothing to do.
+// Threads take tasks from a ticket, which has the number of tasks in its upper half and the next
+// task in its lower half. A thread that is late, even until the next call, takes a task of that
+// call or none, so a call never waits for a thread that has no task.
 class Pool {
  public:
-  explicit Pool(int num_threads);  // the caller included
+  explicit Pool(int num_threads);  // counts the caller
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -30,7 +30,7 @@ class Pool {
 
  private:
   using Function = void (*)(const void* context, int64_t index);
-  struct Threads;  // and what they sleep by: all units but one compile without their headers
+  struct Threads;  // defined in pool.cpp, so that other units need no headers for threads
 
   void run(int64_t num_tasks, Function call, const void* context);
   bool has_tasks() const;

@@ -15,15 +15,15 @@ namespace hearth {
 namespace {
 
 #if defined(__x86_64__)
-// The instructions that cpuid names, as bits of its registers. Not by __builtin_cpu_supports: what
-// compilers bring for it knows different names, and zig's says no to all of them.
+// The instructions that cpuid reports, as bits of its registers. __builtin_cpu_supports is not
+// used, because compilers' libraries know different names for it, and zig's denies all of them.
 struct Processor {
   unsigned avx_and_more = 0;      // leaf 1, ecx
   unsigned avx2_and_more = 0;     // leaf 7, ebx
   unsigned vnni_and_more = 0;     // leaf 7, ecx
   unsigned amx_and_more = 0;      // leaf 7, edx
   unsigned avxvnni_and_more = 0;  // leaf 7, subleaf 1, eax
-  unsigned kept = 0;              // registers that the system keeps for each thread
+  unsigned kept = 0;              // registers that the system saves for each thread
 
   Processor() {
     constexpr unsigned kKeepsRegisters = 1u << 27;
@@ -67,7 +67,7 @@ inline bool has_avx512bf16() {
   return has_avx512vnni() && has_all(Processor().avxvnni_and_more, kBFloat16);
 }
 
-// The processor has tiles, and Linux lets this process use them, which has to be asked for.
+// Returns whether the processor has tiles and Linux lets this process use them, after a request.
 inline bool has_amx() {
 #if defined(__linux__)
   constexpr unsigned kTilesOfInt8 = 1u << 24 | 1u << 25;
@@ -82,7 +82,7 @@ inline bool has_amx() {
 #endif
 
 #if defined(__aarch64__)
-// Bits of what Linux tells every process: HWCAP_ASIMDDP and HWCAP2_I8MM, which older headers lack.
+// Tests bits that Linux gives every process. Older headers lack HWCAP_ASIMDDP and HWCAP2_I8MM.
 inline bool has_dotprod() {
 #if defined(__linux__)
   constexpr unsigned long kCapabilities = 16;

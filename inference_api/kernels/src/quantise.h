@@ -1,5 +1,5 @@
-// Activations to bytes or bfloat16, group by group, and keys and values to bytes. Plain loops that
-// compilers vectorise, with the same result in every variant.
+// Converts activations to bytes or bfloat16, group by group, and keys and values to bytes. Plain
+// loops, which compilers vectorise, with the same result in every variant.
 #pragma once
 
 #include "half.h"
@@ -11,12 +11,12 @@ namespace {
 constexpr uint32_t kMagnitudeMask = 0x7fffffff;
 constexpr uint32_t kInfinityBits = 0x7f800000;
 constexpr uint32_t kNanBits = 0x7fc00000;
-constexpr float kSmallestAbsMax = 0x1p-100f;  // below it, 127 / maximum would overflow: it is zero
-// Adding 1.5 * 2^23 rounds to the nearest integer, which then is in the low bits of the sum.
+constexpr float kSmallestAbsMax = 0x1p-100f;  // less counts as 0: 127 / maximum would overflow
+// Adding 1.5 * 2^23 rounds to the nearest integer, and puts it into the low bits of the sum.
 constexpr float kRounder = 0x1.8p23f;
 constexpr int32_t kRounderBits = 0x4b400000;
 
-// Bits of the largest magnitude. As integers magnitudes order like floats, and NaN comes last.
+// Returns the bits of the largest magnitude. As integers, magnitudes have floats' order, NaN last.
 inline uint32_t largest_magnitude_bits(const float* x, int64_t count) {
   uint32_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -26,10 +26,10 @@ inline uint32_t largest_magnitude_bits(const float* x, int64_t count) {
   return largest;
 }
 
-// Between floats and bytes of one magnitude: x[i] = scale * values[i].
+// The scale between floats and bytes: x[i] = scale * values[i].
 struct ByteScale {
-  float scale;    // NaN when one of the floats is not finite
-  float inverse;  // 0 then, and when all are zero
+  float scale;    // NaN if one of the floats is not finite
+  float inverse;  // 0 in this case, and if all floats are zero
 };
 
 inline ByteScale byte_scale(const float* x, int64_t count) {
@@ -45,7 +45,7 @@ inline ByteScale byte_scale(const float* x, int64_t count) {
 }
 
 inline int32_t to_byte(float x, float inverse) {
-  const float scaled = inverse == 0.0f ? 0.0f : x * inverse;  // whatever is not finite
+  const float scaled = inverse == 0.0f ? 0.0f : x * inverse;  // 0 even if not finite
   return static_cast<int32_t>(bits_from_float(scaled + kRounder)) - kRounderBits;
 }
 
@@ -83,7 +83,7 @@ inline void round_group(const float* x, FloatGroup& group) {
 }
 #endif
 
-// Group `index` of a row, in the form that meets weights of so many bits.
+// Writes group `index` of a row in the form that weights of `bits` are multiplied by.
 inline void prepare_group(Bits bits, const float* x, void* row, int64_t index) {
   if (is_quantised(bits)) {
     quantise_group(x, static_cast<ActivationGroup*>(row)[index]);

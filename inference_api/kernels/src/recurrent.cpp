@@ -8,13 +8,13 @@
 namespace hearth {
 namespace {
 
-// Where a row of what `in` makes has what is convolved.
+// Returns the place of the convolution's inputs in a row of `in`'s outputs.
 int64_t inputs_at(const HearthRecurrent& layer) {
   const bool is_mamba2 = static_cast<Mixer>(layer.kind) == Mixer::kMamba2;
   return is_mamba2 ? layer.heads * layer.value_dim : 0;
 }
 
-// Of a token in mixed_: what `in` makes, then what of latents is made.
+// Returns the floats of a token in mixed_: outputs of `in`, then of `gates` and `forgets`.
 int64_t mixed_width(const HearthRecurrent& layer) {
   return layer.in.outputs + layer.gates.outputs + layer.forgets.outputs;
 }
@@ -73,7 +73,7 @@ void Recurrent::run(Workers& workers, const HearthModel& model, const HearthLaye
   }
 }
 
-// From the latents in steps_, which are behind what corrects, to their parts of mixed_.
+// Multiplies the latents in steps_, which follow the corrections, into their parts of mixed_.
 void Recurrent::multiply_latents(Workers& workers, const HearthModel& model,
                                  const HearthRecurrent& layer) {
   int64_t latent = layer.heads;
@@ -99,7 +99,7 @@ void Recurrent::multiply_latents(Workers& workers, const HearthModel& model,
   }
 }
 
-// From mixed_ and steps_ to `out`, and to the rows' states.
+// Computes `out` from mixed_ and steps_, and changes the rows' states.
 void Recurrent::mix(Workers& workers, const HearthRecurrent& layer, float* out) {
   if (static_cast<Mixer>(layer.kind) == Mixer::kShortConv) {
     run_short_conv(workers, layer, out);
@@ -207,7 +207,7 @@ void Recurrent::run_delta(Workers& workers, const HearthRecurrent& layer, float*
   }
 }
 
-// The last inputs of the convolution: some of the tail's, where a run is shorter than it.
+// Writes the convolution's last inputs to the tail; after a short run, some were there already.
 void Recurrent::move_tail(const HearthRecurrent& layer, const Run& run) const {
   float* const tail = run.block + layer.tail_at;
   const int64_t size = layer.conv_width - 1;

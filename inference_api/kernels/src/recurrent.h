@@ -1,4 +1,4 @@
-// Layers that remember one state of a row instead of keys and values of all its tokens.
+// Layers that remember one state for each row, instead of keys and values of all its tokens.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@
 
 namespace hearth {
 
-// A row's tokens go into its state one after another, whoever shares the step and however a prompt
-// is cut: neither changes a bit. Memory of a step, kept for the next one.
+// A row's tokens change its state one after another. Neither other rows in the step nor the way in
+// which a prompt is cut changes a bit. The memory of one step is kept for the next.
 class Recurrent {
  public:
-  // The tokens of a part of a batch, for `run` of every layer.
+  // Takes the tokens of a part of a batch, before `run` is called for every layer.
   void begin(Workers& workers, const HearthModel& model, const int64_t* rows,
              const int64_t* positions, int64_t num_tokens);
-  // What the layer's mixer makes of `normed` [tokens][hidden / kGroup]: `out`
-  // [tokens][layer.recurrent.out.inputs]. `exact`: the same as floats, for a delta rule alone.
+  // Runs the layer's mixer on `normed` [tokens][hidden / kGroup], and writes `out`
+  // [tokens][layer.recurrent.out.inputs]. `exact` has the input as floats, only for delta rules.
   void run(Workers& workers, const HearthModel& model, const HearthLayer& layer, const char* normed,
            const char* exact, float* out);
   // See hearth_keep.
@@ -28,15 +28,15 @@ class Recurrent {
  private:
   // Consecutive tokens of one row.
   struct Run {
-    float* block;  // of the row
+    float* block;  // state of the row
     float* log;
     int64_t first;
     int64_t count;
-    int64_t kept;  // what follows them are guesses
-    int64_t wave;  // how many runs of its row are before it in the step
+    int64_t kept;  // tokens after these are guesses
+    int64_t wave;  // number of runs of the same row before it in the step
   };
 
-  // Calls work(runs, how many) for runs that do not wait for each other, one wave after another.
+  // Calls work(runs, count) for runs that do not depend on each other, one wave after another.
   template <class Work>
   void each_wave(const Work& work) const {
     for (size_t first = 0; first < runs_.size();) {
@@ -59,8 +59,8 @@ class Recurrent {
   std::vector<Run> runs_;        // by wave
   std::vector<float> mixed_;     // [tokens][outputs of `in`, then of `gates` and `forgets`]
   std::vector<float> steps_;     // [tokens][outputs of `steps`]
-  std::vector<char> latents_;    // of steps_, as products take them
-  std::vector<float> replayed_;  // what is made of kept guesses once more
+  std::vector<char> latents_;    // latents in steps_, in the form that products take
+  std::vector<float> replayed_;  // outputs of kept guesses, which are not used again
   int64_t num_tokens_ = 0;
   bool has_guesses_ = false;
 };

@@ -1,5 +1,5 @@
-// Short causal convolutions, of each channel by itself. Channels are the inner loops, and a token's
-// sum has one order: its bits depend neither on the instruction set nor on how tokens are cut.
+// Short causal convolutions, separate for each channel. Channels are the inner loops, and a token's
+// sum has one order: its bits depend neither on the instruction set nor on how prompts are cut.
 #pragma once
 
 #include <cstring>
@@ -9,8 +9,8 @@
 namespace hearth {
 namespace {
 
-// out[c] = bias[c] + sum over i of conv[i][c] * input i: those of the tail, oldest first, and last
-// `input` itself, which then joins the tail.
+// Computes out[c] = bias[c] + sum over i of conv[i][c] * input i. Inputs are those of the tail,
+// oldest first, and then `input`, which is appended to the tail.
 inline void convolve(const float* conv, int64_t conv_stride, const float* bias, int64_t width,
                      const float* input, int64_t count, float* tail, int64_t stride, float* out) {
   const int64_t last = width - 1;

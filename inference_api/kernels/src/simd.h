@@ -1,5 +1,5 @@
-// Vectors of floats, for all that is not a product of weights: one struct per register size, the
-// same names in each.
+// Vectors of floats, for everything except products of weights. There is one struct for each size
+// of registers, with the same names.
 #pragma once
 
 #include <cstring>
@@ -15,17 +15,17 @@
 namespace hearth {
 namespace {
 
-// exp(x) = 2^n exp(r) with n = round(x / ln 2) and r = x - n ln 2, of which the polynomial is the
-// Taylor series: |r| < 0.35 leaves an error below one unit in the last place.
+// exp(x) = 2^n exp(r) with n = round(x / ln 2) and r = x - n ln 2. exp(r) is its Taylor polynomial;
+// because |r| < 0.35, the error is below one unit in the last place.
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2High = 0.693359375f;  // few bits, so that n times it is exact
 constexpr float kLn2Low = -2.12194440e-4f;
 constexpr uint32_t kSignBit = 0x80000000;
-constexpr float kSmallestExponent = -87.0f;  // below it exp is not a normal number: zero
+constexpr float kSmallestExponent = -87.0f;  // below it, exp is not a normal number and counts as 0
 constexpr float kExpTerms[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24,
                                1.0f / 6,    1.0f / 2,   1.0f,       1.0f};
 
-// exp of values that are at most 0.
+// Returns exp of values that are at most 0.
 template <class Simd>
 typename Simd::Vector exp_of_negative(typename Simd::Vector x) {
   const auto bounded = Simd::max(x, Simd::set(kSmallestExponent));
@@ -39,7 +39,7 @@ typename Simd::Vector exp_of_negative(typename Simd::Vector x) {
   return Simd::zero_below(x, kSmallestExponent, Simd::scale_by_power_of_two(power, n));
 }
 
-// Fused where the processor can, which gives the same bits as vectors do.
+// Returns a b + c, fused if the processor can, with the same bits as vectors.
 inline float fused_multiply_add(float a, float b, float c) {
 #if defined(__FMA__) || defined(__aarch64__)
   return __builtin_fmaf(a, b, c);
@@ -48,14 +48,14 @@ inline float fused_multiply_add(float a, float b, float c) {
 #endif
 }
 
-// One lane: for the columns that no whole vector covers, and where nothing better is known.
+// One lane: for columns that no whole vector covers, and for processors without known vectors.
 struct Scalar {
   using Vector = float;
-  using Square = Scalar;  // the vectors that load_columns is for
+  using Square = Scalar;  // the vectors for load_columns
   static constexpr int kLanes = 1;
-  static constexpr int kRows = 4;  // of a tile of a matrix product, with two vectors of columns
-  static constexpr bool kHasQuads = false;     // instructions that multiply four bytes by four
-  static constexpr bool kHasBFloat16 = false;  // and pairs of bfloat16 by pairs
+  static constexpr int kRows = 4;           // rows of a product's tile, with two vectors of columns
+  static constexpr bool kHasQuads = false;  // instructions that multiply four bytes by four
+  static constexpr bool kHasBFloat16 = false;  // instructions that multiply pairs of bfloat16
 
   static Vector load(const float* from) { return *from; }
   static void store(float* to, Vector v) { *to = v; }
@@ -109,7 +109,7 @@ struct Simd128 {
   static Vector set(float value) { return vdupq_n_f32(value); }
   static Vector multiply(Vector a, Vector b) { return vmulq_f32(a, b); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
-  // The second one where one is a NaN, as on x86-64: vmaxq would give the NaN.
+  // Returns the second one if one is NaN, as on x86-64; vmaxq would return NaN.
   static Vector max(Vector a, Vector b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
   static Vector round(Vector v) { return vrndnq_f32(v); }
   static Vector scale_by_power_of_two(Vector v, Vector n) {
@@ -163,7 +163,7 @@ struct Simd128 {
     }
     transpose(columns);
   }
-  // Bytes are moved four at a time: lane j of quads[i] is what from[j][4 i…] has, for from_quad.
+  // Moves four bytes at a time: lane j of quads[i] has from[j][4 i…], for from_quad.
   static void load_quads(const int8_t* from, int64_t stride, Vector (&quads)[kLanes]) {
     for (int i = 0; i < kLanes; ++i) {
       quads[i] = vreinterpretq_f32_s8(vld1q_s8(from + i * stride));
@@ -174,20 +174,20 @@ struct Simd128 {
     const int32x4_t on_top = vshlq_s32(vreinterpretq_s32_f32(quad), vdupq_n_s32(24 - 8 * byte));
     return vcvtq_f32_s32(vshrq_n_s32(on_top, 24));
   }
-  // To the nearest.
+  // Rounds to the nearest.
   static void store_bytes(int8_t* to, Vector v) {
     const int16x4_t shorts = vqmovn_s32(vcvtnq_s32_f32(v));
     const int8x8_t bytes = vqmovn_s16(vcombine_s16(shorts, shorts));
     vst1_lane_s32(reinterpret_cast<int32_t*>(to), vreinterpret_s32_s8(bytes), 0);
   }
-  // Of 16 columns, four rows as quads.
+  // Stores four rows of 16 columns as quads.
   static void store_quads(int8_t* to, const int8_t* rows, int64_t stride) {
     const int8x16x4_t all = {vld1q_s8(rows), vld1q_s8(rows + stride), vld1q_s8(rows + 2 * stride),
                              vld1q_s8(rows + 3 * stride)};
     vst4q_s8(to, all);
   }
 #if defined(__ARM_FEATURE_DOTPROD)
-  // add_quads takes bytes without a sign first, on x86-64: so much is added to those that have one.
+  // Number to add to signed bytes that add_quads takes first, because x86-64 takes unsigned ones.
   static constexpr int kQuadOffset = 0;
   static Ints zeros() { return vdupq_n_s32(0); }
   static Ints load_words(const void* from) { return vld1q_s32(static_cast<const int32_t*>(from)); }
@@ -292,7 +292,7 @@ struct Simd256 {
     }
     transpose_quarters(columns);
   }
-  // Bytes are moved four at a time: lane j of quads[i] is what from[j][4 i…] has, for from_quad.
+  // Moves four bytes at a time: lane j of quads[i] has from[j][4 i…], for from_quad.
   static void load_quads(const int8_t* from, int64_t stride, Vector (&quads)[kLanes]) {
     load_words(from, stride, quads);
   }
@@ -300,14 +300,14 @@ struct Simd256 {
     const __m256i on_top = _mm256_slli_epi32(_mm256_castps_si256(quad), 24 - 8 * byte);
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(on_top, 24));
   }
-  // To the nearest.
+  // Rounds to the nearest.
   static void store_bytes(int8_t* to, Vector v) {
     const __m256i ints = _mm256_cvtps_epi32(v);
     const __m128i shorts =
         _mm_packs_epi32(_mm256_castsi256_si128(ints), _mm256_extracti128_si256(ints, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(shorts, shorts));
   }
-  // Of 16 columns, four rows as quads.
+  // Stores four rows of 16 columns as quads.
   static void store_quads(int8_t* to, const int8_t* rows, int64_t stride) {
     __m128i row[4];
     for (int i = 0; i < 4; ++i) {
@@ -343,7 +343,7 @@ struct Simd256 {
 #endif
 
  private:
-  // columns[i][j] = word i of the row that begins j strides of bytes behind `from`.
+  // columns[i][j] = word i of the row that begins j strides, in bytes, after `from`.
   static void load_words(const void* from, int64_t stride, Vector (&columns)[kLanes]) {
     const auto* rows = static_cast<const char*>(from);
     for (int i = 0; i < 4; ++i) {
@@ -357,7 +357,7 @@ struct Simd256 {
     transpose_quarters(columns);
   }
 
-  // From the left halves of rows i and i + 4, then the right ones, to columns.
+  // Transposes the left halves of rows i and i + 4, then the right halves, to columns.
   static void transpose_quarters(Vector (&halves)[kLanes]) {
     for (int half = 0; half < 8; half += 4) {
       const __m256 low01 = _mm256_unpacklo_ps(halves[half], halves[half + 1]);
@@ -447,15 +447,15 @@ struct Simd512 {
 };
 
 #if defined(__AVX512BF16__)
-// And products of pairs of bfloat16.
+// The same with products of pairs of bfloat16.
 struct Simd512BFloat16 : Simd512 {
   static constexpr bool kHasBFloat16 = true;
 
-  // To the nearest: of two vectors, one behind the other.
+  // Rounds two vectors to the nearest, and stores one after the other.
   static void store_bfloat16s(void* to, Vector first, Vector second) {
     _mm512_storeu_si512(to, rounded(first, second));
   }
-  // To the nearest: pairs of what two vectors have in the same place.
+  // Rounds two vectors to the nearest, and stores pairs of their numbers in the same place.
   static void store_bfloat16_pairs(void* to, Vector first, Vector second) {
     alignas(64) static constexpr uint32_t kPlaces[kLanes] = {
         0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,

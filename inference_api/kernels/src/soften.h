@@ -8,8 +8,8 @@
 namespace hearth {
 namespace {
 
-// tanh x = 2 / (1 + exp(-2 x)) - 1; not the standard library's, whose last bits differ from one to
-// the next. What is not a number stays none.
+// Caps logits. tanh x = 2 / (1 + exp(-2 x)) - 1; the standard libraries' functions are not used,
+// because their last bits differ. NaN stays NaN.
 inline void soften(float* logits, int64_t count, float softcap) {
   for (int64_t i = 0; i < count; ++i) {
     const float x = logits[i] / softcap;

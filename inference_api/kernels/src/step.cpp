@@ -12,11 +12,11 @@
 namespace hearth {
 namespace {
 
-constexpr int64_t kMaxTokens = 512;  // in one part: bounds the memory
+constexpr int64_t kMaxTokens = 512;  // tokens of a part: bounds the memory
 constexpr float kLatentEps = 1e-6f;  // LATENT_NORM_EPS in engine/
 constexpr float kInverseRoot2 = 0.707106781f;
 
-// Of queries, and of their gates.
+// Returns the number of floats of a token's queries and their gates.
 int64_t queries_width(const HearthModel& model, const HearthLayer& layer) {
   return (model.has_output_gates ? 2 : 1) * model.num_heads * layer.head_dim;
 }
@@ -27,7 +27,7 @@ int64_t key_dim(const HearthLayer& layer) {
   return has_latents(layer) ? layer.kv_a.outputs : layer.head_dim;
 }
 
-// Of what attention makes of a head: of latents their sum.
+// Returns the size of a head's result of attention. With latents, it is a sum of latents.
 int64_t attended_dim(const HearthLayer& layer) {
   return has_latents(layer) ? key_dim(layer) - layer.rotary_dim : layer.value_dim;
 }
@@ -37,8 +37,8 @@ int64_t qkv_width(const HearthModel& model, const HearthLayer& layer) {
   return queries_width(model, layer) + kinds * layer.num_kv_heads * key_dim(layer);
 }
 
-// Where a part of the batch ends that begins at `first`: where layers are recurrent not within the
-// guesses of a row, which are fewer than a part has and do not go into its state.
+// Returns the end of a part of the batch that begins at `first`. With recurrent layers, it is not
+// within a row's guesses, which are fewer than a part has and do not change the row's state.
 int64_t part_end(const HearthModel& model, const HearthBatch& batch, int64_t first) {
   int64_t end = std::min(batch.num_tokens, first + kMaxTokens);
   if (model.recurrent.base == nullptr) {
@@ -64,13 +64,12 @@ bool is_recurrent(const HearthLayer& layer) {
 
 bool attends(const HearthLayer& layer) { return layer.out.outputs > 0; }
 
-// Whether the MLP reads what attention reads.
+// Returns whether the MLP has the same input as attention.
 bool shares_norm(const HearthModel& model, const HearthLayer& layer) {
   return model.is_parallel != 0 && layer.mlp_norm.weight == nullptr;
 }
 
-// The layer behind which nothing is read but what outputs are made of: the last one that remembers
-// tokens.
+// Returns the last layer that remembers tokens. After it, only outputs need to be computed.
 int64_t cut_layer(const HearthModel& model) {
   int64_t layer = model.num_layers - 1;
   const auto remembers = [&] {
@@ -142,7 +141,7 @@ void Step::write_logits(Workers& workers, const HearthModel& model, const Part& 
   }
 }
 
-// What the head's products would take if its weights were float32.
+// Writes the input of the output head as float32.
 void Step::write_hidden(Workers& workers, const HearthModel& model, const Part& part) {
   NormCall norm = norm_call(model, model.final_norm);
   norm.bits = Bits::kFloat32;
@@ -187,8 +186,8 @@ void Step::run_part(Workers& workers, const HearthModel& model, const Part& part
   }
 }
 
-// A token's branch begins behind the last of the tokens it follows that is in its own slot: up to
-// that one positions and slots are the same.
+// A token's branch begins after the last of its ancestors whose slot equals its position. Up to
+// that one, all slots equal positions.
 const Branch* Step::find_branches(const Part& part) {
   const HearthBatch& batch = part.batch;
   if (batch.parents == nullptr) {
@@ -214,7 +213,7 @@ const Branch* Step::find_branches(const Part& part) {
   return branch_memory_.data();
 }
 
-// The norm of hidden_, or where there is none hidden_ itself, as products take it.
+// Writes the norm of hidden_ in the form that products take, or hidden_ itself without a norm.
 void Step::norm_rows(Workers& workers, const HearthModel& model, const HearthNorm& norm,
                      int64_t num_tokens, std::vector<char>& rows) {
   const NormCall call = norm_call(model, norm);
@@ -229,12 +228,12 @@ void Step::norm_rows(Workers& workers, const HearthModel& model, const HearthNor
   });
 }
 
-// Sequential: the MLP reads what attention has added to. Parallel: both read the same, so that both
-// norms are taken first; without one of its own the MLP shares attention's. A recurrent mixer reads
-// what attention reads.
+// In a sequential layer, the MLP reads the residual after attention. In a parallel one, both read
+// the same, so both norms come first; without a norm of its own, the MLP shares attention's. A
+// recurrent mixer has the same input as attention.
 //
-// A layer that is cut remembers all tokens, and does the rest for outputs alone. Returns how many
-// tokens are left.
+// A layer that is cut remembers all tokens, and computes the rest only for outputs. Returns the
+// number of tokens that are left.
 int64_t Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                         const Part& part, int64_t num_tokens, bool is_cut) {
   if (has_streams(model)) {
@@ -298,8 +297,8 @@ int64_t Step::run_layer(Workers& workers, const HearthModel& model, const Hearth
   return num_tokens;
 }
 
-// Experts are sequential, and have a norm before them, which the MLP that all tokens share reads
-// too; unless what both make is normalised, each by itself and then together.
+// Experts are sequential. The norm before them is also the shared MLP's, unless the results of both
+// are normalised, each by itself and then their sum.
 void Step::add_mlp(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                    int64_t num_tokens) {
   const bool has_experts = layer.router.outputs > 0;
@@ -334,8 +333,8 @@ void Step::add_mlp(Workers& workers, const HearthModel& model, const HearthLayer
   }
 }
 
-// From `rows` to activated_, where most gates are cut off: how many that are depends on all of a
-// token, so that a panel is not activated as soon as it is multiplied.
+// Computes activated_ from `rows`, with most gates cut off. The cutoff depends on all gates of a
+// token, so a panel cannot be activated as soon as it is multiplied.
 void Step::cut_gates(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                      const char* rows, int64_t num_tokens) {
   const int64_t size = layer.down.inputs;
@@ -360,7 +359,7 @@ void Step::cut_gates(Workers& workers, const HearthModel& model, const HearthLay
   });
 }
 
-// From activated_, of the MLP beside the experts, to hidden_.
+// Adds experts and the MLP beside them, which is in activated_, to hidden_.
 void Step::add_joined(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                       int64_t num_tokens) {
   const int64_t size = num_tokens * model.hidden;
@@ -391,7 +390,7 @@ void Step::add_joined(Workers& workers, const HearthModel& model, const HearthLa
   });
 }
 
-// The norm of hidden_ as products in float32 take it: `normed`, unless that is rounded.
+// Returns the norm of hidden_ as float32: `normed`, unless that is rounded.
 const char* Step::exact_rows(Workers& workers, const HearthModel& model, const HearthNorm& norm,
                              const std::vector<char>& normed, int64_t num_tokens) {
   if (bits(model) == Bits::kFloat32) {
@@ -408,7 +407,7 @@ const char* Step::exact_rows(Workers& workers, const HearthModel& model, const H
   return exact_.data();
 }
 
-// What the MLP beside the experts counts for each token; null: it counts once.
+// Returns each token's weight of the MLP beside the experts; null if all weights are 1.
 const float* Step::shared_shares(Workers& workers, const HearthModel& model,
                                  const HearthLayer& layer, int64_t num_tokens) {
   if (layer.shared_gate.outputs == 0) {
@@ -425,8 +424,8 @@ const float* Step::shared_shares(Workers& workers, const HearthModel& model,
   return shares_.data();
 }
 
-// Adds a product to hidden_, where there is a norm the norm of it. `shares`: what a row's counts;
-// only without a norm.
+// Adds a product, normalised if there is a norm, to hidden_. `shares` are the rows' weights, or
+// null, and only without a norm.
 void Step::add_product(Workers& workers, const HearthModel& model, const HearthLinear& linear,
                        const std::vector<char>& rows, const HearthNorm& norm, int64_t num_rows,
                        const float* shares) {
@@ -453,7 +452,7 @@ void Step::add_product(Workers& workers, const HearthModel& model, const HearthL
   });
 }
 
-// From normed_ to qkv_.
+// Computes qkv_ from normed_.
 void Step::project(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                    int64_t num_tokens) {
   const int64_t stride = qkv_width(model, layer);
@@ -492,7 +491,7 @@ void Step::project(Workers& workers, const HearthModel& model, const HearthLayer
   }
 }
 
-// From normed_ to the queries in qkv_, and to the rows' pages.
+// Computes queries from normed_ into qkv_, and writes keys and values to the rows' pages.
 void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                  const Part& part, int64_t num_tokens) {
   const int64_t stride = qkv_width(model, layer);
@@ -525,7 +524,7 @@ void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& 
   });
 }
 
-// Moves what the rest of a layer reads of the outputs to where the first tokens' was.
+// Moves everything that the rest of a layer reads about outputs to the places of the first tokens.
 void Step::keep_outputs(const HearthModel& model, const HearthLayer& layer, const Part& part) {
   const int64_t row = row_bytes(model, model.hidden);
   for (int64_t output = 0; output < part.num_outputs; ++output) {
@@ -563,7 +562,7 @@ void Step::keep_outputs(const HearthModel& model, const HearthLayer& layer, cons
   }
 }
 
-// Adds to hidden_ what attention reads of it, and the norm of a map of that. See HearthLayer.
+// Adds attention's input, and the norm of a map of it, to hidden_. See HearthLayer.
 void Step::add_laurel(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                       int64_t num_tokens) {
   const int64_t rank = layer.laurel_in.outputs;
@@ -594,7 +593,7 @@ void Step::scale(Workers& workers, const HearthModel& model, float factor, int64
   });
 }
 
-// From the queries in qkv_ to what attention adds to hidden_.
+// Runs attention for the queries in qkv_, and adds its output to hidden_.
 void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                   int64_t num_tokens) {
   const int64_t values_width = model.num_heads * layer.value_dim;
@@ -627,8 +626,8 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
   add_product(workers, model, layer.out, prepared_, layer.attention_output_norm, num_tokens);
 }
 
-// From the queries in qkv_ to those in absorbed_, which meet latents as they are: a score of what a
-// latent would make is q W c, and q W is made once (DeepSeek-AI 2024, arXiv 2405.04434, 2.1.2).
+// Computes queries for latents, absorbed_, from the queries in qkv_. The score of the key W c of a
+// latent c is q W c, and q W is computed once (DeepSeek-AI 2024, arXiv 2405.04434, section 2.1.2).
 void Step::absorb(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                   int64_t num_tokens) {
   const int64_t width = model.num_heads * key_dim(layer);
@@ -650,7 +649,7 @@ void Step::absorb(Workers& workers, const HearthModel& model, const HearthLayer&
                  absorbed_.data() + layer.rotary_dim, key_dim(layer));
 }
 
-// From attended_, sums of latents, to the values_ that are made of them.
+// Computes values_ from sums of latents in attended_.
 void Step::make_values(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                        int64_t num_tokens) {
   const int64_t rank = layer.v_b.inputs;
@@ -668,8 +667,8 @@ void Step::make_values(Workers& workers, const HearthModel& model, const HearthL
                  layer.value_dim);
 }
 
-// Each head's rows of head_rows_ times its own matrix: `outputs` of it, to every `out_dim` of
-// `out`.
+// Multiplies each head's rows in head_rows_ by the first `outputs` outputs of its own matrix. Heads
+// are `out_dim` apart in `out`.
 void Step::multiply_heads(Workers& workers, const HearthModel& model, const HearthLinear& stack,
                           int64_t num_tokens, int64_t outputs, float* out, int64_t out_dim) {
   const int64_t rows = num_tokens * row_bytes(model, stack.inputs);
@@ -684,7 +683,7 @@ void Step::multiply_heads(Workers& workers, const HearthModel& model, const Hear
   workers.multiply(calls);
 }
 
-// From attended_ to what a recurrent layer's mixer adds to hidden_.
+// Adds the output of a recurrent mixer, which is in attended_, to hidden_.
 void Step::add_mixed(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                      int64_t num_tokens) {
   const HearthLinear& linear = layer.recurrent.out;

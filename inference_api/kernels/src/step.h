@@ -1,4 +1,4 @@
-// All layers of a decoder over some tokens: what engine/decoder.py does, in one call.
+// All layers of a decoder over some tokens, in one call: see engine/cpu/decoder.py.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,10 @@
 
 namespace hearth {
 
-// Memory of a step, kept for the next one.
+// Runs steps, and keeps the memory of one for the next.
 class Step {
  public:
-  // See hearth_step. More tokens than kMaxTokens are taken in parts, which leaves the results as
-  // they are.
+  // See hearth_step. More tokens than kMaxTokens are handled in parts, with the same results.
   void run(Workers& workers, const HearthModel& model, const HearthBatch& batch);
   // See hearth_keep.
   void keep(Workers& workers, const HearthModel& model, int64_t row, int64_t count) {
@@ -26,8 +25,8 @@ class Step {
   }
 
  private:
-  // Tokens [first, first + count) of a batch, and its outputs among them. Unless `reads_all`
-  // nothing but outputs is read of what the last layer makes.
+  // Tokens [first, first + count) of a batch, and its outputs among them. Unless `reads_all`, only
+  // the outputs' results of the last layer are read.
   struct Part {
     const HearthBatch& batch;
     int64_t first;
@@ -79,26 +78,26 @@ class Step {
   void reserve(const HearthModel& model, int64_t num_tokens);
 
   std::vector<float> hidden_;         // [tokens][hidden]: the residual, or the first of its streams
-  std::vector<float> shares_;         // [tokens]: what the MLP beside the experts counts
-  std::vector<float> product_;        // [tokens][hidden]: what is normalised before it is added
-  std::vector<float> gates_;          // [tokens][2 * ffn]: gates that are cut, and what passes them
+  std::vector<float> shares_;         // [tokens]: weight of the MLP beside the experts
+  std::vector<float> product_;        // [tokens][hidden], normalised before it is added
+  std::vector<float> gates_;          // [tokens][2 * ffn]: gates to be cut, then what they gate
   std::vector<float> of_experts_;     // like product_
-  std::vector<float> qkv_;            // [tokens][queries_width, then what keys and values take]
+  std::vector<float> qkv_;            // [tokens][queries_width, then keys and values]
   std::vector<float> query_latents_;  // [tokens][outputs of q_a]
-  std::vector<float> absorbed_;       // [tokens][heads][key_dim]: queries that meet latents
-  std::vector<float> attended_;       // [tokens][heads][value], or what a mixer makes
-  std::vector<float> values_;         // [tokens][heads * value_dim], made of latents
+  std::vector<float> absorbed_;       // [tokens][heads][key_dim]: queries for latents
+  std::vector<float> attended_;       // [tokens][heads][value], or a mixer's outputs
+  std::vector<float> values_;         // [tokens][heads * value_dim], made from latents
   std::vector<int64_t> rows_;         // [tokens]
   std::vector<int64_t> lengths_;      // [tokens]
-  const Branch* branches_ = nullptr;  // [tokens] of the part, or null; in the two below
+  const Branch* branches_ = nullptr;  // [tokens] of the part, or null; in the next two
   std::vector<Branch> branch_memory_;
   std::vector<int64_t> branch_slots_;
-  // Rows of groups as products take them.
+  // Rows in the form that products take.
   std::vector<char> latent_rows_;  // [tokens][outputs of q_a / kGroup]
   std::vector<char> head_rows_;    // [heads][tokens][inputs of k_b or v_b / kGroup]
   std::vector<char> normed_;       // [tokens][hidden / kGroup], for attention
   std::vector<char> mlp_normed_;   // like normed_
-  std::vector<char> prepared_;     // attended_
+  std::vector<char> prepared_;     // attended_, for the output projection
   std::vector<char> exact_;        // [tokens][hidden] of floats
   std::vector<char> activated_;    // [tokens][ffn / kGroup]
   Experts experts_;

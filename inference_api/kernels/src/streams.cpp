@@ -10,16 +10,16 @@
 namespace hearth {
 namespace {
 
-constexpr float kLeastSquare = 1e-5f;  // mean square of a stream that is made as large as another
+constexpr float kLeastSquare = 1e-5f;  // least mean square to divide by when a stream is scaled
 
-// Floats of a token.
+// Returns the floats of a token.
 int64_t width(const HearthModel& model) { return model.streams.count * model.hidden; }
 
 float mean_square(const float* x, int64_t size) {
   return sum_of_squares(x, size, 0.0f) / static_cast<float>(size);
 }
 
-// Makes `x` as large as `like`, by their root mean squares.
+// Scales `x` to the root mean square of `like`.
 void match(const float* like, int64_t size, float* x) {
   const float factor =
       __builtin_sqrtf(mean_square(like, size) / std::max(mean_square(x, size), kLeastSquare));
@@ -49,7 +49,7 @@ void multiply_small(const float* matrix, int64_t outputs, const float* x, int64_
   }
 }
 
-// How much `x` is of each modality, as learned: there are as many as streams.
+// Computes how much `x` has of each learned modality, of which there are as many as streams.
 void find_modalities(const Workers& workers, const HearthModel& model, const HearthLayer& layer,
                      const float* x, float* scratch, float* modalities) {
   const int64_t size = model.hidden;

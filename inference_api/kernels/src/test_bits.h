@@ -48,7 +48,7 @@ constexpr Hashes kHashes[] = {
     {4, 0xf0a05fd4ab233ab3, 0xdf03ea71633153c1, 0x8b4ac30e30677cf8},
 };
 
-// What is not as `expected`, or null.
+// Returns the name of something that is not as `expected`, or null.
 const char* wrong_bits(HearthContext* context, const Hashes& expected, bool is_fused) {
   constexpr int kFloat32Source = 0;
   constexpr int64_t kInputs = 1056;

@@ -42,7 +42,7 @@ void unpack_codes(const Block& block, int lane, float* weights) {
   }
 }
 
-// What unpacked.h asks of registers, for a single output: a quad is a word.
+// The instruction set that unpacked.h requires, for a single output: a quad is a word.
 struct OneOutput {
   using Floats = float;
   using Bytes = uint32_t;

@@ -1,4 +1,4 @@
-// Blocks of few bits: how products read them, and how they are taken apart, once for many rows.
+// Blocks of few bits: how products read them, and how they are unpacked once for many rows.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ constexpr bool kHasTable = false;
 template <class Packed>
 constexpr bool kHasTable<Packed, std::void_t<decltype(Packed::kTable)>> = true;
 
-// A quad of a group's values: two bits are in `crumbs` or four in `pairs`, others in `high`; those
-// of whole bytes as they are.
+// Returns a quad of a group's values. Their low bits are in `crumbs` (two) or `pairs` (four), other
+// bits in `high`. Whole bytes are returned as they are.
 template <class Isa, class Packed, class Values>
 typename Isa::Bytes bytes_of(const Values& values, int quad, int vector) {
   if constexpr (std::is_same_v<Packed, Int8Block>) {
@@ -50,7 +50,7 @@ typename Isa::Bytes bytes_of(const Values& values, int quad, int vector) {
   }
 }
 
-// The values of a group of a block.
+// Returns the values of a group of a block.
 template <class Block>
 const auto& values_of(const Block& block, int group) {
   if constexpr (Block::kScales == 1) {
@@ -72,7 +72,7 @@ void unpack_halves(const uint16_t (&halves)[kPanel], float (&floats)[kPanel]) {
   }
 }
 
-// Exact: integers of few bits times halves.
+// Multiplies lanes. The products of halves and integers of few bits are exact.
 template <class Integer>
 void multiply_lanes(const float (&units)[kPanel], const Integer (&integers)[kPanel],
                     float (&products)[kPanel]) {
@@ -81,21 +81,21 @@ void multiply_lanes(const float (&units)[kPanel], const Integer (&integers)[kPan
   }
 }
 
-// What a group's sums are multiplied by; and what is taken off its weights, where they have minima.
+// The factors of groups' sums; and the minima to subtract from weights, if the form has them.
 template <int kNumScales>
 struct GroupFloats {
   float scales[kNumScales][kPanel];
   float minima[kNumScales][kPanel];
 };
 
-// Two to the power of `exponent` - 128, of which the first two are subnormal: a product of two
-// normal powers, without a test, so that compilers make vectors of it.
+// Returns 2 to the power of `exponent` - 128, which is subnormal for the first two exponents. It is
+// a product of two normal powers, without a test, so that compilers can vectorise it.
 inline float power_of_two(uint8_t exponent) {
   const uint32_t half = exponent / 2u;
   return float_from_bits((half + 63) << 23) * float_from_bits((exponent - half + 63) << 23);
 }
 
-// Scales of a vector of a block that has them as they are.
+// Returns a vector of scales of a block that has one scale for each output.
 template <class Isa, class Block>
 typename Isa::Floats scales_of(const Block& block, int vector) {
   return Isa::halves(block.scales + vector * Isa::kLanes);
@@ -131,7 +131,7 @@ void unpack_scales(const GroupScales& packed, GroupFloats<kSuperGroups>& to) {
   }
 }
 
-// `block` is number `index` of those that share `to`.
+// Unpacks scales and minima. `block` is number `index` of the blocks that share `to`.
 template <class Isa, class Block>
 void unpack_scales(const Block& block, int index, GroupFloats<kSuperGroups>& to) {
   for (int vector = 0; vector < kPanel / Isa::kLanes; ++vector) {
@@ -170,7 +170,7 @@ void unpack_scales(const Q2KBlock& block, int, GroupFloats<2 * kSuperGroups>& to
   }
 }
 
-constexpr int kMiddle = 32;  // of scales of six bits
+constexpr int kMiddle = 32;  // offset of scales of six bits
 
 template <class Isa>
 void unpack_scales(const Q3KBlock& block, int, GroupFloats<2 * kSuperGroups>& to) {
@@ -224,14 +224,14 @@ void unpack_scales(const NvFp4Block& block, int index, GroupFloats<kNumScales>& 
   }
 }
 
-// The highest bits of eight bytes, the first one's lowest.
+// Returns the highest bits of eight bytes, the first byte's as the lowest.
 inline uint32_t highest_bits(const uint8_t* bytes) {
   uint64_t eight;
   std::memcpy(&eight, bytes, sizeof eight);
   return static_cast<uint32_t>((eight & 0x8080808080808080) * 0x0002040810204081 >> 56);
 }
 
-// What results of a panel are multiplied by; `first` is its first block.
+// Writes the factors of a panel's results. `first` is the panel's first block.
 inline void unpack_factors(const NvFp4Block& first, float (&factors)[kPanel]) {
   constexpr int kShared = NvFp4Block::kFactorOutputs;
   for (int output = 0; output < kPanel; output += kShared) {
@@ -248,8 +248,8 @@ inline void unpack_factors(const NvFp4Block& first, float (&factors)[kPanel]) {
 template <class Block>
 constexpr bool kHasFactors = std::is_same_v<Block, NvFp4Block>;
 
-// Values as bytes of as many inputs of a panel as a superblock has, in kNumScales groups: 12 KiB
-// at most, which stay in the first level cache for all rows.
+// The values of a panel as bytes, for the inputs of a superblock in kNumScales groups. It takes at
+// most 12 KiB, which stay in the first level cache for all rows.
 template <int kNumScales>
 struct alignas(kCacheLine) Unpacked {
   using Group = ActivationGroup;
@@ -262,13 +262,13 @@ struct alignas(kCacheLine) Unpacked {
   GroupFloats<kScales> floats;
 };
 
-// Blocks of `Packed` that make one Unpacked, and what they make.
+// The number of blocks of `Packed` that make one Unpacked, and its type.
 template <class Packed>
 constexpr int kUnpackedBlocks = kSuperInputs / Packed::kInputs;
 template <class Packed>
 using UnpackedOf = Unpacked<Packed::kScales * kUnpackedBlocks<Packed>>;
 
-// `block`, which is number `index` of those that make `to`.
+// Unpacks `block`, which is number `index` of the blocks that make `to`.
 template <class Isa, class Packed>
 void unpack(const Packed& block, int index, UnpackedOf<Packed>& to) {
   constexpr int kGroupQuads = Packed::kInputs / Packed::kScales / kQuad;
@@ -286,7 +286,8 @@ void unpack(const Packed& block, int index, UnpackedOf<Packed>& to) {
   }
 }
 
-// How `Isa` multiplies by blocks as they are, and by what they are taken apart to: see linear.h.
+// How `Isa` multiplies by blocks as they are (Whole) or once they are unpacked (Apart): see
+// linear.h.
 template <class Isa, class Packed>
 struct Whole : Isa::template Small<Packed::kBits, Packed::kOffset> {
   using Block = Packed;
@@ -312,7 +313,7 @@ template <class Isa, class Packed>
 using ApartOf = Apart<Isa, typename Isa::template Small<Packed::kBits, Packed::kOffset>,
                       UnpackedOf<Packed>, Packed::kHasMinima>;
 
-// Scales and minima of a block as `Isa` reads them.
+// The scales and minima of a block, as `Isa` reads them.
 template <class Isa, class Block>
 struct Scales {
   explicit Scales(const Block& block) : block_(block) {

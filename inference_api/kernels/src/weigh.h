@@ -1,4 +1,4 @@
-// From logits to how likely tokens are beside the likeliest one.
+// Computes from logits how likely tokens are, relative to the likeliest one.
 #pragma once
 
 #include "kernels.h"
@@ -7,13 +7,13 @@
 namespace hearth {
 namespace {
 
-// Of all that are numbers; minus infinity where there are none.
+// Returns the largest logit that is not NaN; minus infinity if there is none.
 template <class Simd>
 float largest_of(const float* x, int64_t count) {
   auto largest = Simd::set(-__builtin_inff());
   int64_t i = 0;
   for (; i + Simd::kLanes <= count; i += Simd::kLanes) {
-    largest = Simd::max(Simd::load(x + i), largest);  // the second one where the first is a NaN
+    largest = Simd::max(Simd::load(x + i), largest);  // returns the second one if the first is NaN
   }
   float result = Simd::largest_of(largest);
   for (; i < count; ++i) {
@@ -22,7 +22,7 @@ float largest_of(const float* x, int64_t count) {
   return result;
 }
 
-// weights[i] = exp((logits[i] - largest) / temperature); 0 below e^-87.
+// Computes weights[i] = exp((logits[i] - largest) / temperature); 0 below e^-87.
 template <class Simd>
 void weigh(const float* logits, int64_t count, float largest, float temperature, float* weights) {
   const auto offset = Simd::set(-largest);

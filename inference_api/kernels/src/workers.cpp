@@ -7,13 +7,13 @@
 namespace hearth {
 namespace {
 
-// Cuts a call into tasks: runs of tokens of one user row, times key-value heads, times parts of a
-// head's groups where there are too many, or too few heads for all threads. Heads that are little
-// work are one task, which fetches the next head while it works on one, unless that leaves less
-// than `min_tasks`.
+// Cuts a call into tasks: runs of tokens of one user row, times key-value heads. A head's groups
+// are cut into parts if there are too many, or too few heads for all threads. Heads with little
+// work form one task, which fetches the next head meanwhile, unless fewer than `min_tasks` would be
+// left.
 void plan(const AttentionCall& call, int64_t num_threads, int64_t min_tasks,
           std::vector<AttentionTask>& tasks) {
-  constexpr int64_t kMaxScores = 4096;  // of a task of many heads
+  constexpr int64_t kMaxScores = 4096;  // scores of a task with several heads
   tasks.clear();
   const int64_t threads_per_head =
       std::max<int64_t>(num_threads / (call.num_tokens * call.num_kv_heads), 1);
@@ -43,7 +43,7 @@ void plan(const AttentionCall& call, int64_t num_threads, int64_t min_tasks,
 
 }  // namespace
 
-// A task is panels that follow each other: few enough tasks for weights to be prefetched.
+// A task has consecutive panels. Tasks are few enough for weights to be prefetched.
 void Workers::multiply(LinearCall call) {
   call.tiles = tiles(call);
   const int64_t panels = num_panels(call);
@@ -53,7 +53,7 @@ void Workers::multiply(LinearCall call) {
   });
 }
 
-// A task is panels of products that follow each other: a panel is read once for all its rows.
+// A task has consecutive panels of consecutive products, so a panel is read once for all its rows.
 void Workers::multiply(std::vector<LinearCall>& calls) {
   if (calls.empty()) {
     return;
@@ -78,7 +78,7 @@ void Workers::multiply(std::vector<LinearCall>& calls) {
   });
 }
 
-// A task is the same panels of all products, which no other task writes to.
+// A task has the same panels of all products, so no other task writes to the same place.
 void Workers::multiply_in_order(std::vector<LinearCall>& calls) {
   if (calls.empty()) {
     return;
@@ -93,7 +93,7 @@ void Workers::multiply_in_order(std::vector<LinearCall>& calls) {
   });
 }
 
-// Rows of tiles that the kernels want a call's rows as; none where they want the rows.
+// Returns the number of rows of tiles that the kernels require for a call; 0 if they use its rows.
 int64_t Workers::wanted_tiles(const LinearCall& call) const {
   const bool is_wanted = kernels.fill_tiles != nullptr && call.num_rows >= kernels.min_tile_rows &&
                          meets_tiles(call.bits);

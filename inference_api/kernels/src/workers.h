@@ -1,4 +1,4 @@
-// One variant's kernels and the threads that share each of their calls.
+// One variant's kernels, and the threads that share each call.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ class Workers {
       : kernels(kernels), pool(num_threads), num_threads_(num_threads) {}
 
   void multiply(LinearCall call);
-  // Products that have nothing to do with each other.
+  // Multiplies products that do not depend on each other.
   void multiply(std::vector<LinearCall>& calls);
-  // The same, of which any may add to one place: they do in their order.
+  // Multiplies products that may add to the same place, which they do in their order.
   void multiply_in_order(std::vector<LinearCall>& calls);
   void attend(const AttentionCall& call);
 
-  // Calls work(0) … work(num_rows - 1) for something quick.
+  // Calls work(0) … work(num_rows - 1), for work that is quick.
   template <class Work>
   void each_row(int64_t num_rows, const Work& work) {
     if (num_rows >= kMinRowsToShare) {
@@ -38,9 +38,9 @@ class Workers {
   Pool pool;
 
  private:
-  // Rows so few that waking threads costs more than they save stay on the calling thread.
+  // Fewer rows stay on the calling thread: waking threads would cost more than they save.
   static constexpr int64_t kMinRowsToShare = 4;
-  // So many that a thread that was held up is not waited for.
+  // Enough tasks that the others need not wait for a thread that is held up.
   static constexpr int64_t kTasksPerThread = 8;
 
   int64_t wanted_tiles(const LinearCall& call) const;
@@ -58,7 +58,7 @@ class Workers {
   }
 
   const int64_t num_threads_;
-  std::vector<ActivationTile> tiles_;  // of the current call; keeps its memory
+  std::vector<ActivationTile> tiles_;  // tiles of the current call; keeps its memory
   std::vector<AttentionTask> tasks_;   // like tiles_
 };
 
