@@ -1,5 +1,5 @@
 """Runs Hearth, llama.cpp's server and vLLM behind one address, each with a model of its own, for a
-day of ten minutes with a night: `make fleet-demo`.
+day of fifteen minutes with a night: `make fleet-demo`.
 
 First, one replica of each engine is measured for the plan. Then each server gets requests in its
 own hours. The controller starts replicas as they are needed, and scales servers to 0 that get no
@@ -29,7 +29,7 @@ FAULTS_SHOWN = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--day", type=float, default=600.0, help="seconds")
+    parser.add_argument("--day", type=float, default=900.0, help="seconds")
     parser.add_argument("--picture", type=Path, help="draw a chart of the run into this SVG")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING)

@@ -7,10 +7,9 @@ from typing import Any
 
 from common.files import write_whole
 from lab.demo.cluster.files import SPEED_KEYS, Addresses
-from lab.demo.fleet.members import OUT_TOKENS, Member
+from lab.demo.fleet.members import OUT_TOKENS, PLANNED_TTFT_MS, Member
 
 ACCELERATOR = "share"  # a share of a core
-PLANNED_TTFT_MS, PLANNED_ITL_MS = 400.0, 60.0
 IDLE_S = 30.0
 
 
@@ -73,7 +72,7 @@ def _speed(member: Member) -> dict[str, Any]:
 
 
 def _target(member: Member) -> dict[str, Any]:
-    return {"model": member.name, "slo-ttft": PLANNED_TTFT_MS, "slo-itl": PLANNED_ITL_MS}
+    return {"model": member.name, "slo-ttft": PLANNED_TTFT_MS, "slo-itl": member.planned_itl_ms}
 
 
 def _server(member: Member) -> dict[str, Any]:

@@ -14,6 +14,7 @@ OUT_TOKENS = 40
 SPREAD = 1 / 6  # standard deviation of request times, as a share of the server's hours
 TEMPORARY = "temporary"  # vLLM's sockets and files, which it leaves when it is killed
 CONTEXT_TOKENS = 128  # context of a row
+PLANNED_TTFT_MS, PLANNED_ITL_MS = 400.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Member:
     tokenizer: str = str(EMBEDDED_MODEL)
     perf: Mapping[str, Any] = field(default_factory=dict)
     peak_per_s: float = 0.0
+    planned_itl_ms: float = PLANNED_ITL_MS
 
     def rate_at(self, at_s: float, day_s: float) -> float:
         """Returns the requests per second: a bell curve, highest at noon, cut at dawn and dusk."""
@@ -74,7 +76,7 @@ def members(folder: Path, tell: Any = print) -> Sequence[Member]:
     }
     for recipe, member in (
         (PREBUILT_LLAMA, Member("code", "llama.cpp", llama, 0.1, 0.1, 0.9)),
-        (VLLM, Member("mail", "vLLM", vllm, 0.5, 0.2, 1.0)),
+        (VLLM, Member("mail", "vLLM", vllm, 0.7, 0.2, 1.0)),
     ):
         try:
             tell(f"{member.title} {install(recipe)}")

@@ -2,20 +2,18 @@
 bench` on one replica, a fit, and the highest rate within the levels. One thread."""
 
 import json
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cluster.actuators.api_process import free_port, start_api
 from cluster.engines import filled
 from cluster.server_keys import ServerKeys
 from common.fetch import answers_ok
 from lab.demo.cluster.measured import benchmarking, end
-from lab.demo.cluster.processes import HOST, until
-from lab.demo.fleet.files import ACCELERATOR, PLANNED_ITL_MS, PLANNED_TTFT_MS
-from lab.demo.fleet.members import OUT_TOKENS, Member
+from lab.demo.cluster.processes import HOST, DemoFailed, until
+from lab.demo.fleet.files import ACCELERATOR
+from lab.demo.fleet.members import OUT_TOKENS, PLANNED_TTFT_MS, Member
 from lab.kit.shares import choose_limiter, hold_process
 from optimizer.inferno_json import read
 from optimizer.questions.queries import SizeQuery, size
@@ -23,7 +21,8 @@ from optimizer.system import System
 
 START_S = 300.0  # vLLM imports for a minute on a small machine
 SECONDS = 8.0  # per number of users; a tenth of a core answers few requests in less time
-LOAD = 1.5  # the peak over one replica's highest rate within the planned levels, or at all
+LOAD = 1.5  # the peak over one replica's highest rate within the planned levels
+EASE = 1.25  # least planned ITL over the time of a step with one row
 
 
 def with_speed(member: Member, folder: Path) -> Member:
@@ -43,25 +42,26 @@ def with_speed(member: Member, folder: Path) -> Member:
     finally:
         end(replica)
     [perf] = json.loads((found / "perf.json").read_text())["models"]
-    at_most = max(json.loads((found / "fit.json").read_text())["validity"]["rate_per_s"])
-    return replace(
-        member, perf=perf, peak_per_s=LOAD * (rate_within_levels(perf, member.rows) or at_most)
-    )
+    planned_itl_ms = max(member.planned_itl_ms, EASE * perf["serviceCurve"]["decodeMs"][0]["ms"])
+    measured = replace(member, perf=perf, planned_itl_ms=planned_itl_ms)
+    return replace(measured, peak_per_s=LOAD * rate_within_levels(measured))
 
 
-def rate_within_levels(perf: Mapping[str, Any], rows: int) -> float | None:
-    """Returns the requests per second that one replica answers within the planned levels; None if
-    even a single request misses them."""
+def rate_within_levels(member: Member) -> float:
+    """Returns how many requests a second one replica answers within the planned levels.
+    Raises DemoFailed where even one row is too slow for them."""
     query = {
-        "serviceCurve": perf["serviceCurve"],
-        "maxBatchSize": rows,
+        "serviceCurve": member.perf["serviceCurve"],
+        "maxBatchSize": member.rows,
         "avgInTokens": OUT_TOKENS,
         "avgOutTokens": OUT_TOKENS,
         "slo-ttft": PLANNED_TTFT_MS,
-        "slo-itl": PLANNED_ITL_MS,
+        "slo-itl": member.planned_itl_ms,
     }
     sized = size(read(SizeQuery, query), System())
-    return sized["arrivalRate"] / 60 if sized["feasible"] else None
+    if not sized["feasible"]:
+        raise DemoFailed(f"{member.title} does not meet its levels with {member.share} of a core")
+    return sized["arrivalRate"] / 60
 
 
 def _loops(url: str, member: Member, folder: Path) -> Path:

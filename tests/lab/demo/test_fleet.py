@@ -8,11 +8,12 @@ import pytest
 from cluster.config import read_config
 from lab.demo.cluster.files import Addresses
 from lab.demo.cluster.load import Asked
+from lab.demo.cluster.processes import DemoFailed
 from lab.demo.fleet.files import write_fleet
 from lab.demo.fleet.members import OUT_TOKENS, Member
 from lab.demo.fleet.picture import draw
 from lab.demo.fleet.play import Day, Look
-from lab.demo.fleet.speeds import rate_within_levels
+from lab.demo.fleet.speeds import EASE, rate_within_levels
 from lab.demo.fleet.verdict import replica_s, verdict
 
 PERF = {"decodeParms": {"alpha": 20.0, "beta": 0.5}, "prefillParms": {"gamma": 20.0, "delta": 0.01}}
@@ -61,8 +62,10 @@ def test_the_peak_is_more_than_one_replica_answers_within_its_levels() -> None:
         {"rows": rows, "ms": ms, "standardError": 0.1} for rows, ms in ((1, 20.0), (8, 110.0))
     ]
     curve = {"decodeMs": points, "promptTokenMs": [{"rows": 1, "ms": 1.0, "standardError": 0.1}]}
-    at_most = rate_within_levels({"serviceCurve": curve}, 8)
-    assert at_most
+    at_most = rate_within_levels(replace(CHAT, perf={"serviceCurve": curve}))
     assert 0 < at_most < 8 / (OUT_TOKENS * 0.11)
     slow = {**curve, "decodeMs": [{**each, "ms": 5 * each["ms"]} for each in points]}
-    assert rate_within_levels({"serviceCurve": slow}, 8) is None
+    too_slow = replace(CHAT, perf={"serviceCurve": slow})
+    with pytest.raises(DemoFailed, match="Hearth does not meet its levels with 0.2 of a core"):
+        rate_within_levels(too_slow)
+    assert rate_within_levels(replace(too_slow, planned_itl_ms=EASE * 100.0)) > 0
