@@ -16,6 +16,7 @@ from cluster.controller.forecasts import (
     Score,
 )
 from cluster.controller.loads import ServerTraffic, traffic_of, with_door
+from cluster.controller.needs import Needs
 from cluster.controller.optimizer import OptimizerClient, OptimizerReply
 from cluster.controller.pages import Reader, Readings
 from cluster.controller.question import Standing, as_it_is, groups_of, question
@@ -122,6 +123,7 @@ class Planner:
         self._door: float | None = None
         self._ready: Counter[Group] = Counter()
         self._changed_s: dict[str, float] = {}
+        self._needs = Needs()
         self._sleep = Sleep(parts.config.idle_s(parts.system))
         self._number = 0
         self.plan: Plan = {
@@ -168,6 +170,11 @@ class Planner:
             self.plan, loads, self._speeds.perf, held.keys(), unsure - asleep, awake
         )
         asked, answer, fault = self._ask(standing)
+        starts_s = {name: each.longest_s or 0.0 for name, each in starts.items()}
+        bound = {*standing.held, *standing.unsure, *asleep}
+        if answer and (early := self._needs.lost_early(answer, self.plan, at_s, starts_s, bound)):
+            standing = replace(standing, unsure={*standing.unsure, *early})
+            asked, answer, fault = self._ask(standing)
         servers = {
             name: self._decide(name, answer, held, at_s) for name in self._parts.system.servers
         }

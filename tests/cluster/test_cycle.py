@@ -11,6 +11,7 @@ from cluster.controller.cycle import ControllerParts, Cycle, Planner
 from cluster.controller.loads import ServerTraffic, Traffic
 from cluster.controller.loop import Rollout
 from cluster.controller.optimizer import OptimizerClient
+from cluster.controller.sleep import StartForecast
 from cluster.controller.speeds import Speeds
 from cluster.replicas import Group
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
@@ -32,13 +33,14 @@ class World:
         self.planner = Planner(self.parts, [])
         self.rollout = Rollout(self.actuator, self.parts.config.dry_run)
         self.at_s = 0.0
+        self.starts: dict[str, StartForecast] = {}
 
     def period(self, requests: float, **latencies: float) -> Cycle:
         if requests:
             self.reader.serve(self.actuator.replicas(), requests, **latencies)
         self.at_s += PERIOD_S
         self.reader.at_s = self.at_s
-        cycle = self.planner.cycle(self.actuator.replicas(), self.at_s)
+        cycle = self.planner.cycle(self.actuator.replicas(), self.at_s, self.starts)
         for _ in range(3):
             self.rollout.step(self.planner.plan)
             self.actuator.settle()
@@ -91,6 +93,18 @@ def test_replicas_go_back_once_less_was_enough_for_the_whole_window(
         assert world.replicas == before
     world.period(10)
     assert world.replicas == 1
+
+
+def test_replicas_stay_for_the_time_of_a_start_after_they_were_needed(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(stabilization_s=0, scale_down_s=0, tune=False)
+    world.starts = {"s": StartForecast(2.5 * PERIOD_S)}
+    most = settled(world, HIGH)
+    for load in (LOW, LOW, LOW, HIGH) * 3:
+        world.period(load)
+        assert world.replicas >= most, "plans waver faster than a replica starts"
+    assert settled(world, LOW, periods=8) < most
 
 
 def test_a_server_changes_at_most_once_in_a_window(make_world: Callable[..., World]) -> None:
