@@ -5,8 +5,8 @@ length, take turns with prompts of random tokens, and end; the next context is t
 Prefill speed is the prompt's tokens over the time to the first token; decoding is the rest. Memory
 is a contestant's resident memory after its turns; its growth since the shortest context gives the
 memory of a token. A contestant that takes more than --patience times as long as the fastest gets no
-longer contexts. Our weights are int8 and llama.cpp's Q8_0; SmolLM2's are those of its file. Nobody
-drafts, because answers to random prompts are loops.
+longer contexts. Our weights and OpenVINO's are int8, llama.cpp's Q8_0. Nobody drafts, because answers
+to random prompts are loops.
 
 Then many users at once ask the first model for long answers, with a KV cache for all of them, and
 with one for some. Nothing else may use the cores.
@@ -37,10 +37,10 @@ from lab.benches.serve.peers import Contest, Load, installed
 from lab.benches.state.memory import MIB, QUANTIZATION, cache_for
 from lab.kit.completions import Request, Stream, complete
 from lab.kit.servers import exit_on_sigterm
+from lab.models.random_model import SHAPES
 from lab.peers.contest import Contestant, Took, hearth, peer
 from lab.peers.install import LLAMA_CPP, OPENVINO, Recipe
-from lab.peers.models import gguf_model, openvino_model, random_model
-from scripts.fetch_smollm2 import fetch_smollm2
+from lab.peers.models import gguf_model, model_folder, openvino_model, random_model
 
 RANDOM_CONTEXT = 131_072  # context of models with random weights, in tokens
 ANSWER_TOKENS = 32
@@ -184,8 +184,8 @@ def _crowd(model: Path, load: Load, room: int) -> tuple[float, list[Stream], int
 
 
 def _model(name: str) -> Path:
-    """Returns a GGUF file, or a folder with a model of random weights."""
-    return fetch_smollm2() if name == "smollm2" else random_model(name, RANDOM_CONTEXT)
+    """Returns the folder of a model of random weights, or of one that a package has."""
+    return random_model(name, RANDOM_CONTEXT) if name in SHAPES else model_folder(name)
 
 
 def _contestants(
@@ -199,8 +199,7 @@ def _contestants(
         yield f"hearth {name}", hearth(name, model, 1, context, logs / cache, settings)
     for cache in ("F16", "Q8_0") if LLAMA_CPP in peers else ():
         options = ("--users", "1", "--context", str(context), "--flash", "1", "--cache", cache)
-        file = model if model.is_file() else gguf_model(model, "Q8_0")
-        arguments = partial(list[str], [str(file), *options, *threads])
+        arguments = partial(list[str], [str(gguf_model(model, "Q8_0")), *options, *threads])
         name = f"llama.cpp, {cache} cache"
         yield name, peer(name, LLAMA_CPP, arguments, logs / cache)
     if OPENVINO in peers:
