@@ -5,8 +5,8 @@ length, take turns with prompts of random tokens, and end; the next context is t
 Prefill speed is the prompt's tokens over the time to the first token; decoding is the rest. Memory
 is a contestant's resident memory after its turns; its growth since the shortest context gives the
 memory of a token. A contestant that takes more than --patience times as long as the fastest gets no
-longer contexts. Our weights and OpenVINO's are int8, llama.cpp's Q8_0. Nobody drafts, because answers
-to random prompts are loops.
+longer contexts. Our weights and OpenVINO's are int8, llama.cpp's Q8_0. Nobody drafts, because
+answers to random prompts are loops.
 
 Then many users at once ask the first model for long answers, with a KV cache for all of them, and
 with one for some. Nothing else may use the cores.

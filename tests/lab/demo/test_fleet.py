@@ -66,6 +66,6 @@ def test_the_peak_is_more_than_one_replica_answers_within_its_levels() -> None:
     assert 0 < at_most < 8 / (OUT_TOKENS * 0.11)
     slow = {**curve, "decodeMs": [{**each, "ms": 5 * each["ms"]} for each in points]}
     too_slow = replace(CHAT, perf={"serviceCurve": slow})
-    with pytest.raises(DemoFailed, match="Hearth does not meet its levels with 0.2 of a core"):
+    with pytest.raises(DemoFailed, match=r"Hearth does not meet its levels with 0\.2 of a core"):
         rate_within_levels(too_slow)
     assert rate_within_levels(replace(too_slow, planned_itl_ms=EASE * 100.0)) > 0
