@@ -16,7 +16,7 @@ from cluster.controller.forecasts import (
     Score,
 )
 from cluster.controller.loads import ServerTraffic, traffic_of, with_door
-from cluster.controller.needs import Needs
+from cluster.controller.needs import ReplicaNeeds
 from cluster.controller.optimizer import OptimizerClient, OptimizerReply
 from cluster.controller.pages import Reader, Readings
 from cluster.controller.question import Standing, as_it_is, groups_of, question
@@ -123,7 +123,7 @@ class Planner:
         self._door: float | None = None
         self._ready: Counter[Group] = Counter()
         self._changed_s: dict[str, float] = {}
-        self._needs = Needs()
+        self._needs = ReplicaNeeds()
         self._sleep = Sleep(parts.config.idle_s(parts.system))
         self._number = 0
         self.plan: Plan = {

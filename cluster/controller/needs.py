@@ -8,7 +8,7 @@ from cluster.controller.question import groups_of
 from cluster.controller.rollout import Plan
 
 
-class Needs:
+class ReplicaNeeds:
     """Remembers when the optimizer last wanted as many replicas of a server as there are.
 
     Near a bound of the levels, plans waver from one cycle to the next. To start a replica again
