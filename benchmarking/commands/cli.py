@@ -24,14 +24,16 @@ from benchmarking.commands.command_line import (
 )
 from benchmarking.commands.load_commands import capacity, custom, repeat, sweep, switching
 from benchmarking.commands.measure_command import measure
-from benchmarking.errors import BenchmarkError
-from benchmarking.load.targets import Headers
+from benchmarking.errors import BenchmarkError, TargetUnusable
+from benchmarking.load.preflight import agreed, unserved
+from benchmarking.load.targets import Endpoint, Headers
 from benchmarking.results.result_files import read_rows
 from benchmarking.results.workbook import write_workbook
-from benchmarking.rows.config import read_config
+from benchmarking.rows.config import LLM_APIS, BenchmarkConfig, read_config
 from benchmarking.rows.model_configs import read_model_configs
+from benchmarking.rows.row_runner import Origin, RowRunner
 from benchmarking.rows.run_folder import recompute
-from benchmarking.rows.runner import RunPlan, run_benchmark
+from benchmarking.rows.runner import configured_folder, run_benchmark
 from benchmarking.settings import load_settings
 
 
@@ -72,16 +74,33 @@ def run(config_path: Path, run_name: str | None, check: bool, headers: Headers) 
     if check:
         click.echo(f"{len(configured.loads)} rows can be run")
         sys.exit(FAILURES if configured.faults else OK)
-    loads, faults = configured.loads, configured.faults
-    plan = RunPlan(config, load_settings(), shown_argv(), loads, faults, headers).served(click.echo)
-    for fault in plan.refused_rows[len(configured.faults) :]:
+    target = _target(config, headers)
+    unknown = unserved(target, [load.model for load in configured.loads])
+    loads = [load for load in configured.loads if load.model not in unknown]
+    if not loads:
+        raise TargetUnusable("\n".join(unknown.values()))
+    for fault in unknown.values():
         click.echo(f"{fault}; its rows are skipped", err=True)
+    runner = RowRunner(agreed(target, loads[0].model, click.echo), config, Origin.now())
+    refused = [*configured.faults, *unknown.values()]
+    folder = configured_folder(config, runner, shown_argv(), loads, refused)
     stop = Event()
-    folder = until_interrupted(lambda: run_benchmark(plan, stop, tqdm.write), stop)
+    until_interrupted(lambda: run_benchmark(config, runner, folder, stop, tqdm.write), stop)
     click.echo(f"results in {folder.folder}")
     if folder.workbook is not None and folder.workbook.exists():
         click.echo(f"workbook {folder.workbook}")
     sys.exit(INTERRUPTED if stop.is_set() else exit_status(folder.run))
+
+
+def _target(config: BenchmarkConfig, headers: Headers) -> Endpoint:
+    settings = load_settings()
+    return Endpoint(
+        kind=LLM_APIS[config.llm_api],
+        base=config.api_base or settings.api_base,
+        key=settings.api_key,
+        sampling_params=config.sampling_params,
+        own_headers=headers,
+    )
 
 
 @main.command(name="consolidate")

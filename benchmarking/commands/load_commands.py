@@ -45,10 +45,10 @@ from benchmarking.load.targets import Endpoint, Headers
 from benchmarking.load.tokenizers import SERVER
 from benchmarking.records import Run, Workload
 from benchmarking.results.documented_runs import UNKNOWN
-from benchmarking.rows.config import MAX_SEED
+from benchmarking.rows.config import MAX_SEED, RowOptions
 from benchmarking.rows.driver import Driver, new_run_folder
 from benchmarking.rows.model_configs import MAX_REQUESTS, MAX_TOKENS, MAX_USERS
-from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
+from benchmarking.rows.row_runner import Origin, RowRunner
 from benchmarking.settings import load_settings
 
 SWEEP_SHARES = (*(share / 10 for share in range(1, 13)), 1.5)

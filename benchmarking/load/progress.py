@@ -37,9 +37,11 @@ class RunProgress:
             bar.set_postfix_str(f"{_figures(progress)}, {model}")
             self._bar.refresh()
 
-        with bar:
-            yield show
-        self._bar.update()
+        try:
+            with bar:
+                yield show
+        finally:
+            self._bar.update()
 
 
 def _figures(progress: Progress) -> str:

@@ -40,10 +40,23 @@ ApiBase = Annotated[str, AfterValidator(checked_base)] | None
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
-class BenchmarkConfig(BaseModel):
-    """The documented keys, then Hearth's. Relative paths start at the working directory."""
+class RowOptions(BaseModel):
+    """Options of all rows of a run. Times are in s. `timeout`: after it a row sends nothing new;
+    `warmup_requests`: None for as many as suit a row."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    timeout: Seconds = 600.0
+    use_multiple_prompts: bool = False
+    tokenizer: str = SERVER
+    seed: int = Field(0, ge=0, le=MAX_SEED)
+    unique_prefix: bool = True
+    warmup_requests: int | None = Field(None, ge=0, le=100_000)
+    request_timeout: Seconds = 600.0
+
+
+class BenchmarkConfig(RowOptions):
+    """`config.yaml`. Relative paths start at the working directory."""
 
     model_configs_path: UserPath
     llm_api: Annotated[Literal["sncloud", "openai", "hearth"], BeforeValidator(_known_api)] = (
@@ -51,19 +64,11 @@ class BenchmarkConfig(BaseModel):
     )
     output_files_dir: UserPath = Path("..")
     consolidated_results_dir: UserPath | None = None
-    timeout: Seconds = 600.0
     time_delay: Seconds = 0.0
     concurrency_enabled: bool = False
     max_workers: int = Field(4, ge=1, le=64)
-    use_multiple_prompts: bool = False
     show_results_in_terminal: bool = False
-
     api_base: ApiBase = None
-    tokenizer: str = SERVER
-    seed: int = Field(0, ge=0, le=MAX_SEED)
-    unique_prefix: bool = True
-    warmup_requests: int | None = Field(None, ge=0, le=100_000)
-    request_timeout: Seconds = 600.0
     sampling_params: dict[str, Any] = {}
     save_response_texts: bool = False
     run_name: str | None = Field(None, pattern=r"^[\w.-]+$")

@@ -1,4 +1,4 @@
-"""Measures one load after the other into one run folder, for sweeps and searches."""
+"""Measures load after load into one run folder."""
 
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
@@ -6,6 +6,7 @@ from threading import Event
 from typing import TypeVar
 
 from benchmarking.analysis.curve import LoadPoint, load_point, load_points
+from benchmarking.errors import RowRefused
 from benchmarking.load.progress import RunProgress
 from benchmarking.records import Run, Workload
 from benchmarking.rows.row_lines import row_lines
@@ -16,8 +17,10 @@ T = TypeVar("T")
 
 
 class Driver:
-    """A run whose rows are chosen while it runs. For one thread; others may set `stop`. Every
-    method that measures raises RowRefused if a row cannot be run, and NotWritable."""
+    """One run, whose rows may be decided while it goes on. One thread; others may set `stop`, and
+    measure rows that wait. Every method that measures raises RowRefused when a row cannot be run,
+    and NotWritable. `tell` is given a few lines about each row as it ends; `with_statistics`: every
+    documented one too."""
 
     def __init__(
         self,
@@ -26,12 +29,14 @@ class Driver:
         stop: Event,
         tell: Callable[[str], None],
         progress: RunProgress | None = None,
+        with_statistics: bool = False,
     ) -> None:
         self.folder = folder
         self._runner = runner
         self._stop = stop
         self._tell = tell
         self._progress = progress or RunProgress()
+        self._with_statistics = with_statistics
 
     @property
     def run(self) -> Run:
@@ -41,17 +46,27 @@ class Driver:
         """Returns the load points of all rows so far that recorded something."""
         return load_points(self.run)
 
-    def measure(self, load: Workload, texts_too: bool = False) -> LoadPoint | None:
-        """Measures a load. Returns None if the user stopped it before anything was measured."""
-        number = len(self.run.rows)
+    def measure(
+        self, load: Workload, texts_too: bool = False, number: int | None = None
+    ) -> LoadPoint | None:
+        """Returns None if the user stopped it before anything was measured. `number`: of the row
+        that waits for it; None for a new one."""
+        number = len(self.run.rows) if number is None else number
         with self._progress.row(number, load.model) as show:
             outcome = self._runner.run(number, load, self._stop, show)
         self.folder.add(number, outcome, texts_too)
-        for line in row_lines(self.run, number, with_statistics=False):
-            self._tell(line)
+        self._tell_of(number)
         if not any(record.is_measured for record in outcome.records):
             return None
         return load_point(outcome.row, outcome.records)
+
+    def measure_waiting(self, number: int, texts_too: bool) -> None:
+        """Measures a row that waits. One that cannot be run keeps its error."""
+        try:
+            self.measure(self.run.rows[number].load, texts_too, number)
+        except RowRefused as refusal:
+            self.folder.refuse(number, str(refusal))
+            self._tell_of(number)
 
     def measure_all(self, loads: Iterable[Workload]) -> None:
         """Measures the loads one after the other, until the user stops it."""
@@ -72,6 +87,10 @@ class Driver:
             finding: T = end.value
             return finding
         return None
+
+    def _tell_of(self, number: int) -> None:
+        for line in row_lines(self.run, number, self._with_statistics):
+            self._tell(line)
 
 
 def new_run_folder(parent: Path, runner: RowRunner, argv: list[str]) -> RunFolder:

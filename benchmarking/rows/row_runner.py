@@ -21,10 +21,11 @@ from benchmarking.load.process import run_load
 from benchmarking.load.prompts import TEXTS, PromptMaker, image_url
 from benchmarking.load.schedule import due_times_s, lengths
 from benchmarking.load.targets import Endpoint, Prompt
-from benchmarking.load.tokenizers import SERVER, Tokenizer, tokenizer_for
+from benchmarking.load.tokenizers import Tokenizer, tokenizer_for
 from benchmarking.load.usage import server_usage
 from benchmarking.records import RequestError, RequestRecord, RowRecord, Workload
 from benchmarking.results.result_files import file_stem
+from benchmarking.rows.config import RowOptions
 from benchmarking.rows.model_configs import MIN_INPUT_TOKENS
 
 MAX_PROMPT_TOKENS = 2**28  # bounds memory, because all prompts are made before the first is sent
@@ -42,19 +43,6 @@ class Origin:
     @classmethod
     def now(cls) -> "Origin":
         return cls(time.monotonic(), datetime.now().astimezone())
-
-
-@dataclass(frozen=True, slots=True)
-class RowOptions:
-    """Options of all rows of a run. `warmup_requests` of None means a number that suits the row."""
-
-    tokenizer: str = SERVER
-    seed: int = 0
-    unique_prefix: bool = True
-    use_multiple_prompts: bool = False
-    warmup_requests: int | None = None
-    timeout_s: float = 600.0
-    request_timeout_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +165,8 @@ class RowRunner:
             requests=tuple(request(load.model, prompt, tokens) for prompt, tokens in asked),
             answer=self.target.answer,
             origin_s=self.origin.monotonic_s,
-            row_timeout_s=self.options.timeout_s,
-            request_timeout_s=self.options.request_timeout_s,
+            row_timeout_s=self.options.timeout,
+            request_timeout_s=self.options.request_timeout,
             concurrency=load.concurrency or 1,
             think_s=load.think_s,
             due_s=tuple(due_s),

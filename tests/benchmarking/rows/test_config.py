@@ -65,7 +65,7 @@ def test_every_wrong_key_of_a_config_is_named(tmp_path: Path) -> None:
     assert "model_configs_path: is missing" in message
     assert 'timeout: is "soon"; give a number' in message
     assert "max_workers: is 0; give 1 or more" in message
-    assert "api_key: is not known; leave it out; known keys: model_configs_path, " in message
+    assert "api_key: is not known; leave it out; known keys: timeout, " in message
     assert "consolidated_name: only {run_name} and {date} can be filled in" in message
 
 
