@@ -1,22 +1,19 @@
 """Finds the service curve of any server from closed loops.
 
-Symbols: n users, whose requests have w prompt tokens before the last one, and o output tokens; m
-requests in service, while the others are outside of steps, because connections are read and tokens
-sent; a(m), the time of a step of m rows; c(m), the time that a prompt token adds to it. Then
+Symbols: n users, each with w prompt tokens before the last and o output tokens; m requests in
+service, which are all n where answers are equal, as users begin together then; a(n), the time of a
+step of n users' rows; c(n), the time that a prompt token adds to it. Then
 
-    m = 1 + (n - 1) (1 - overhead / end to end),
-    end to end = overhead(m) + m c(m) w + o a(m),    TTFT of one user = overhead(1) + c(1) w + a(1).
+    end to end = overhead + m c(n) w + o a(n),    TTFT of one user = overhead + c(1) w + a(1).
 
-Loops with equally many users and prompts of different lengths show how c depends on the rows; it is
-taken as linear between a few numbers of users. These equations give one overhead for all n. It
-grows with n, because users share the processor and the interpreter; the caller finds out how much,
-because their TTFT exceeds that of a simulation of the same requests. Pure: any thread.
+Loops of equally many users with prompts of several lengths show how c depends on the rows; it is
+linear between a few numbers of users. Pure: any thread.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -30,7 +27,6 @@ from benchmarking.analysis.service_curve import (
     CurvePoint,
     Points,
     ServiceCurve,
-    at,
     rising,
 )
 from benchmarking.errors import Unfit
@@ -40,15 +36,12 @@ from common.numerics import FloatArray, scipy
 MIN_USERS = 3  # a curve needs this many different numbers of users
 DIFFERENT_LENGTHS = 1.5  # least longest / shortest prompts that tell overhead from prompts' work
 IN_95 = 1.96
-MOST_OUTSIDE = 0.9  # largest share of a user's time outside service
-ROUNDS = 3  # each finds requests in service from the overhead, then the overhead from these
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Means of one closed loop, with their standard errors. `from_s` and `to_s` are on the run's
-    clock. `is_mixed` means that answers differ in length, so that users begin independently. Users
-    with equal answers begin together, and are in service together."""
+    """Means of one closed loop, in ms, with their standard errors. `from_s` and `to_s`: on the
+    clock of the run. `in_service`: how many requests are when one is, itself included."""
 
     from_s: float
     to_s: float
@@ -59,17 +52,7 @@ class Loop:
     e2e_error_ms: float
     ttft_ms: float
     ttft_error_ms: float
-    is_mixed: bool
-
-    @property
-    def at_s(self) -> float:
-        """The middle of the loop, on the run's clock."""
-        return (self.from_s + self.to_s) / 2
-
-    @property
-    def rate_per_s(self) -> float:
-        """Departures, by Little's law. Counts in a window would be wrong if users end together."""
-        return 1000 * self.users / self.e2e_ms
+    in_service: float
 
 
 def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> ServiceCurve | None:
@@ -80,7 +63,7 @@ def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> Service
     overhead counts as work.
     """
     loops = closed_loops(points, places)
-    curve = fit_loops(loops)
+    curve = fit_loops(loops, tells=differ(loops))
     if curve is None:
         return None
     return curve.of_requests(
@@ -89,59 +72,32 @@ def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> Service
 
 
 def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list[Loop]:
-    """Returns the closed loops with no more users than places, in the order of the points."""
+    """Returns the closed loops of no more users than places, in the same order, as of equal
+    answers."""
     loops = (_loop(point) for point in points)
     return [loop for loop in loops if loop is not None and loop.users <= (places or math.inf)]
 
 
-def fit_loops(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceCurve | None:
-    """Returns the curve of loops, not yet for certain lengths. `overhead` is by users, if known."""
+def fit_loops(loops: Sequence[Loop], tells: bool) -> ServiceCurve | None:
+    """As `fit_closed_loops`, for loops of any lengths, by users. `tells`: whether the overhead is
+    an unknown."""
     users = sorted({loop.users for loop in loops})
     if len(users) < MIN_USERS:
         return None
-    tells = overhead is None and _differ(loops)
     unknowns = _Unknowns(users, _knots(loops), tells)
-    known_ms = [at(overhead, loop.users) if overhead else 0.0 for loop in loops]
-    common_ms = 0.0
-    for _ in range(ROUNDS):
-        rows = [_in_service(loop, ms + common_ms) for loop, ms in zip(loops, known_ms, strict=True)]
-        of_loops = list(zip(loops, rows, known_ms, strict=True))
-        equations = [_end_to_end(*each, unknowns) for each in of_loops]
-        equations += [_first_token(*each, unknowns) for each in of_loops if each[0].users == 1]
-        found, errors = least_squares(*map(np.array, zip(*equations, strict=True)))
-        common_ms = float(found[0])
+    equations = [_end_to_end(loop, unknowns) for loop in loops]
+    equations += [_first_token(loop, unknowns) for loop in loops if loop.users == 1]
+    found, errors = least_squares(*map(np.array, zip(*equations, strict=True)))
     prompts, decode = unknowns.points(found, errors)
     if max(point.ms for point in decode) <= LEAST_MS:
         raise Unfit("serviceCurve: answers took no longer than their prompts; measure longer ones")
-    of_users = {n: fmean(rows for loop, rows, _ in of_loops if loop.users == n) for n in users}
-    common = (CurvePoint(1, common_ms, float(errors[0])),)
     return ServiceCurve(
-        decode=_moved(rising((p.rows, p.ms, p.standard_error) for p in decode), of_users),
-        prompt_token=_moved(prompts, of_users),
+        decode=rising((p.rows, p.ms, p.standard_error) for p in decode),
+        prompt_token=prompts,
         source="closed loops",
-        overhead=_moved(overhead, of_users) if overhead else common if tells else None,
-        speed_error=_drift(loops),
+        overhead=(CurvePoint(1, float(found[0]), float(errors[0])),) if tells else None,
+        speed_error=drift(loops),
     )
-
-
-def _in_service(loop: Loop, outside_ms: float) -> float:
-    """Returns how many requests are in service, on average, while one of them is."""
-    if not loop.is_mixed:
-        return loop.users
-    return 1 + (loop.users - 1) * (1 - min(outside_ms / loop.e2e_ms, MOST_OUTSIDE))
-
-
-def _moved(points: Points, in_service: Mapping[int, float]) -> Points:
-    """Returns points by rows in service, from points by users. The last line is extrapolated."""
-    rows, ms = [in_service[point.rows] for point in points], [point.ms for point in points]
-    slope = (ms[-1] - ms[-2]) / max(rows[-1] - rows[-2], 1.0) if len(ms) > 1 else 0.0
-    beyond = [max(point.rows - rows[-1], 0.0) for point in points]
-    on_line = [
-        float(np.interp(point.rows, rows, ms)) + slope * more
-        for point, more in zip(points, beyond, strict=True)
-    ]
-    least_ms = min(LEAST_MS, *ms)
-    return tuple(replace(p, ms=max(on, least_ms)) for p, on in zip(points, on_line, strict=True))
 
 
 def _loop(point: LoadPoint) -> Loop | None:
@@ -166,7 +122,7 @@ def _loop(point: LoadPoint) -> Loop | None:
         e2e_error_ms=e2e_error_ms,
         ttft_ms=ttft_ms,
         ttft_error_ms=ttft_error_ms,
-        is_mixed=point.load.output_scv > 0,
+        in_service=users,
     )
 
 
@@ -191,8 +147,8 @@ Equation = tuple[FloatArray, float]  # coefficients of the unknowns, and the val
 
 @dataclass(frozen=True, slots=True)
 class _Unknowns:
-    """The unknowns of equations, in order: the overhead, c at `knots`, and a at `users`. Both are
-    numbers of users. `tells` says whether the overhead is an unknown."""
+    """The unknowns of equations, in order: the overhead, c at `knots`, a at `users`, both numbers
+    of users. `tells`: whether the overhead is one; else it is 0."""
 
     users: Sequence[int]
     knots: Sequence[int]
@@ -212,10 +168,10 @@ class _Unknowns:
         return points[: len(self.knots)], points[len(self.knots) :]
 
 
-def _differ(loops: Sequence[Loop]) -> bool:
-    """Returns whether prompts differ enough in length."""
+def differ(loops: Sequence[Loop]) -> bool:
+    """Returns whether prompts differ in length."""
     prompts = [loop.work_tokens for loop in loops]
-    return max(prompts) >= DIFFERENT_LENGTHS * max(min(prompts), 1.0)
+    return max(prompts, default=0.0) >= DIFFERENT_LENGTHS * max(min(prompts, default=0.0), 1.0)
 
 
 def _knots(loops: Sequence[Loop]) -> Sequence[int]:
@@ -224,21 +180,21 @@ def _knots(loops: Sequence[Loop]) -> Sequence[int]:
     of_users: defaultdict[int, list[Loop]] = defaultdict(list)
     for loop in loops:
         of_users[loop.users].append(loop)
-    told = sorted(users for users, same in of_users.items() if _differ(same)) or [1]
+    told = sorted(users for users, same in of_users.items() if differ(same)) or [1]
     return sorted({told[0], told[len(told) // 2], told[-1]})
 
 
-def _end_to_end(loop: Loop, rows: float, known_ms: float, unknowns: _Unknowns) -> Equation:
-    """Returns the equation of latency. `rows` are in service; `known_ms` is the known overhead."""
-    prompts = rows * loop.work_tokens
+def _end_to_end(loop: Loop, unknowns: _Unknowns) -> Equation:
+    """Returns the equation of latency."""
+    prompts = loop.in_service * loop.work_tokens
     coefficients = unknowns.coefficients(loop.users, prompts, loop.output_tokens)
-    return coefficients / loop.e2e_error_ms, (loop.e2e_ms - known_ms) / loop.e2e_error_ms
+    return coefficients / loop.e2e_error_ms, loop.e2e_ms / loop.e2e_error_ms
 
 
-def _first_token(loop: Loop, rows: float, known_ms: float, unknowns: _Unknowns) -> Equation:
+def _first_token(loop: Loop, unknowns: _Unknowns) -> Equation:
     """Returns the equation of TTFT, for a loop of one user."""
-    coefficients = unknowns.coefficients(loop.users, rows * loop.work_tokens, 1.0)
-    return coefficients / loop.ttft_error_ms, (loop.ttft_ms - known_ms) / loop.ttft_error_ms
+    coefficients = unknowns.coefficients(loop.users, loop.work_tokens, 1.0)
+    return coefficients / loop.ttft_error_ms, loop.ttft_ms / loop.ttft_error_ms
 
 
 def least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -251,8 +207,8 @@ def least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, Flo
     return found, np.sqrt(np.maximum(np.diag(covariance), 0.0))
 
 
-def _drift(loops: Sequence[Loop]) -> float:
-    """Returns the relative scatter between rows of equal load, beyond the scatter within rows."""
+def drift(loops: Sequence[Loop]) -> float:
+    """Returns the relative scatter of rows of one load beyond that within them; 0 without any."""
     of_load: defaultdict[tuple[int, int], list[Loop]] = defaultdict(list)
     for loop in loops:
         of_load[(loop.users, round(loop.work_tokens))].append(loop)

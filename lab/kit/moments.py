@@ -20,9 +20,10 @@ from typing import Protocol
 
 import numpy as np
 
-from benchmarking.analysis.closed_loops import Loop, fit_loops
+from benchmarking.analysis.closed_loops import Loop
 from benchmarking.analysis.service_curve import Points, ServiceCurve
 from lab.kit.curves import closed_loop_ms
+from lab.kit.mixed_loops import fit_mixed
 
 WIDTHS = (1, 2, 4, 8)  # numbers of loops to use before a moment, and after it
 ROUNDS = 3  # each fits the curve given the loops' slowness, then the slowness given the curve
@@ -115,9 +116,9 @@ class StepsCourse:
 def fit_in_course(
     loops: Sequence[Loop], course: StepsCourse, overhead: Points | None = None
 ) -> tuple[ServiceCurve, StepsCourse] | None:
-    """Returns the curve of closed loops as if the server had always had its mean speed, and the
-    course with the error of that; None for too few loops. `overhead` and errors raised are those of
-    `fit_loops`."""
+    """Returns the curve of closed loops as if their steps had taken as long as on average, and the
+    course with how far off that is; None for too few. `overhead` and what is raised: as of
+    `fit_mixed`."""
     met = [course.slowness(loop.from_s, loop.to_s) for loop in loops]
     users = [loop.users for loop in loops]
     found = None
@@ -125,7 +126,7 @@ def fit_in_course(
         levelled = [
             _met(loop, slowness, course.error) for loop, slowness in zip(loops, met, strict=True)
         ]
-        curve = fit_loops(levelled, overhead)
+        curve = fit_mixed(levelled, overhead)
         if curve is None:
             return None
         missed = np.array(_logs(loops, curve)) - np.log(met)
@@ -139,15 +140,15 @@ def fit_drifting(
     loops: Sequence[Loop], overhead: Points | None = None
 ) -> tuple[ServiceCurve, Drift] | None:
     """Returns the curve of closed loops as if all had met the machine's mean speed, and the drift
-    around it; None for too few. `overhead` and errors raised are those of `fit_loops`.
+    around it; None for too few. `overhead` and what is raised: as of `fit_mixed`.
 
     A loop's times are divided by the slowness of the loops *around* it: its own error stays in it.
     """
     if len(loops) < LEAST_LOOPS:
         return None
-    loops = sorted(loops, key=lambda loop: loop.at_s)
-    at_s = [loop.at_s for loop in loops]
-    curve = fit_loops([_met(loop, 1.0, PRIOR_ERROR) for loop in loops], overhead)
+    loops = sorted(loops, key=_at_s)
+    at_s = [_at_s(loop) for loop in loops]
+    curve = fit_mixed([_met(loop, 1.0, PRIOR_ERROR) for loop in loops], overhead)
     for _ in range(ROUNDS):
         if curve is None:
             return None
@@ -159,8 +160,13 @@ def fit_drifting(
             _met(loop, math.exp(mean), drift.error * math.exp(mean - log))
             for loop, mean, log in zip(loops, around, drift.logs, strict=True)
         ]
-        curve = fit_loops(levelled, overhead)
+        curve = fit_mixed(levelled, overhead)
     return None if curve is None else (curve, _drift(loops, curve))
+
+
+def _at_s(loop: Loop) -> float:
+    """Returns the middle of its time."""
+    return (loop.from_s + loop.to_s) / 2
 
 
 def _met(loop: Loop, slowness: float, error: float) -> Loop:
@@ -176,7 +182,7 @@ def _met(loop: Loop, slowness: float, error: float) -> Loop:
 
 
 def _drift(loops: Sequence[Loop], curve: ServiceCurve) -> Drift:
-    at_s = tuple(loop.at_s for loop in loops)
+    at_s = tuple(_at_s(loop) for loop in loops)
     logs = np.array(_logs(loops, curve))
     values, users = tuple(logs.tolist()), tuple(loop.users for loop in loops)
     errors = {}

@@ -16,6 +16,7 @@ from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.search import Shape
 from benchmarking.records import Workload
 from lab.kit.errors import Disturbed
+from lab.kit.mixed_loops import rate_per_s
 
 FIRST_EACH = 2  # requests of each user before their duration is known
 LEAST_EACH = 6  # least requests of each user of a closed loop; the last does not count
@@ -205,7 +206,7 @@ def measure_in_turn(plan: LoopPlan, loads: Loads | None = None) -> Turns:
     crowd = yield from undisturbed(plan.crowd)
     checked = []
     [loop] = closed_loops([crowd], None)
-    for load, is_check in (loads or plan.loads)(loop.rate_per_s):
+    for load, is_check in (loads or plan.loads)(rate_per_s(loop)):
         yield from undisturbed(load)
         if is_check:
             checked.append(len(points) - 1)

@@ -40,6 +40,7 @@ from lab.benches.loop.moments import Ask, Fitter, Moments, fit_moments
 from lab.benches.loop.plan import LoopPlan, Rows
 from lab.benches.loop.speed_log import Reading, steps_course
 from lab.kit.curves import at_speed, exact
+from lab.kit.mixed_loops import rate_per_s
 from lab.kit.moments import fit_drifting, fit_in_course
 from lab.kit.questions import max_rate, request_shape
 from lab.kit.replays import replay
@@ -254,7 +255,7 @@ def _ttft_per_speed(ask: Ask, part: LoadPoint, curve: ServiceCurve) -> float:
 def _capacity(asked: Asked, crowds: Sequence[At]) -> Compared:
     predicted = [asked.max_rate_per_s(point, curve, Slo()) or 0.0 for point, curve in crowds]
     loops = closed_loops([point for point, _ in crowds], None)
-    measured = over_repeats([loop.rate_per_s for loop in loops])
+    measured = over_repeats([rate_per_s(loop) for loop in loops])
     return Compared("capacity, requests/s", fmean(predicted), None, measured, MAX_RATE_ERROR)
 
 

@@ -15,6 +15,7 @@ from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import CurvePoint, ServiceCurve, at, read_speed
 from benchmarking.errors import InvalidResults
 from lab.kit.curves import closed_loop_ms, overhead_ms
+from lab.kit.mixed_loops import fit_mixed
 from tests.benchmarking.simulated_loop import BENT, CONCURRENCIES, SERVER, simulated
 from tests.benchmarking.simulated_server import SimulatedServer
 
@@ -118,7 +119,8 @@ def test_prompt_tokens_that_cost_less_beside_more_rows_are_found() -> None:
         source="closed loops",
         overhead=(CurvePoint(1, 3.0, 0.0),),
     )
-    found = fit_loops([loop_of(exact, point.rows, w) for point in exact.decode for w in (31, 127)])
+    loops = [loop_of(exact, point.rows, w) for point in exact.decode for w in (31, 127)]
+    found = fit_loops(loops, tells=True)
     assert found is not None
     for of_found, of_exact in (
         (found.decode, exact.decode),
@@ -136,7 +138,7 @@ def test_prompt_tokens_that_seem_to_cost_ever_less_still_cost_something() -> Non
         overhead=(CurvePoint(1, 300.0, 0.0),),
     )
     loops = [loop_of(exact, point.rows, w) for point in exact.decode for w in (31, 127)]
-    found = fit_loops([replace(loop, is_mixed=True) for loop in loops])
+    found = fit_mixed(loops)
     assert found is not None
     assert min(point.ms for point in found.prompt_token) > 0
 
@@ -164,7 +166,7 @@ def loop_of(curve: ServiceCurve, users: int, work_tokens: int) -> Loop:
     outside_ms, token_ms = overhead_ms(curve, users), at(curve.prompt_token, users)
     e2e_ms = outside_ms + users * token_ms * work_tokens + 96 * at(curve.decode, users)
     ttft_ms = outside_ms + token_ms * work_tokens + at(curve.decode, users)
-    return Loop(0.0, 1.0, users, work_tokens, 96, e2e_ms, 0.01, ttft_ms, 0.01, is_mixed=False)
+    return Loop(0.0, 1.0, users, work_tokens, 96, e2e_ms, 0.01, ttft_ms, 0.01, in_service=users)
 
 
 def test_prompts_of_one_length_leave_the_overhead_unknown() -> None:
