@@ -37,17 +37,6 @@ def three_sigma_s(ttfts_s: Sequence[float | None]) -> float | None:
     return excess_s if excess_s > floor_s else None
 
 
-def group_by_ttft(ttfts_s: Sequence[float]) -> list[tuple[float, int]]:
-    """Returns groups of consecutive equal times to first token: the time, and the group's size."""
-    groups: list[tuple[float, int]] = []
-    for ttft_s in ttfts_s:
-        if groups and groups[-1][0] == ttft_s:
-            groups[-1] = (ttft_s, groups[-1][1] + 1)
-        else:
-            groups.append((ttft_s, 1))
-    return groups
-
-
 def batch_of(group_size: int) -> int:
     """Returns the batch in which a group of this size ran: the next power of two."""
     return 1 << (group_size - 1).bit_length()

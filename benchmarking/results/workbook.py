@@ -5,13 +5,14 @@ It is made from the documented files, so it can be made again, also for another 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from openpyxl import Workbook
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE, TYPE_FORMULA, TYPE_STRING
 
-from benchmarking.analysis.switching import batch_of, group_by_ttft
+from benchmarking.analysis.switching import batch_of
 from benchmarking.errors import InvalidResults, writing
 from benchmarking.results.responses import Response
 from benchmarking.results.result_files import RowResult
@@ -103,7 +104,7 @@ def batch_columns(responses: Sequence[Response]) -> dict[str, Any]:
     succeeded = [response for response in responses if not response.get("error_code")]
     ttfts_s = [response.get("server_ttft_s") for response in succeeded]
     known_s = [ttft_s for ttft_s in ttfts_s if ttft_s is not None]
-    sizes = [size for _, size in group_by_ttft(known_s)]
+    sizes = [len(list(same)) for _, same in groupby(known_s)]
     estimated = {
         batch: sum(size for size in sizes if batch_of(size) == batch)
         for batch in sorted({*map(batch_of, sizes)})

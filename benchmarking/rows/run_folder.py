@@ -83,6 +83,10 @@ def new_run(
     """Returns a run that begins now, whose rows wait. Its name is the local time by default. Asks
     the server how many requests it serves at once."""
     started_at = runner.origin.started_at
+    waiting = [
+        RowRecord(load, file_stem(load), 0.0, 0.0, time.time(), error="was not run")
+        for load in loads
+    ]
     environment = Environment(
         machine=describe_machine(),
         versions={package: version(package) for package in PACKAGES},
@@ -97,13 +101,8 @@ def new_run(
         seed=runner.options.seed,
         environment=environment,
         config=config,
-        rows=tuple(map(waiting_row, loads)),
+        rows=tuple(waiting),
     )
-
-
-def waiting_row(load: Workload) -> RowRecord:
-    """Returns the record of a row that was not run yet."""
-    return RowRecord(load, file_stem(load), 0.0, 0.0, time.time(), error="was not run")
 
 
 def write_documented(folder: Path, run: Run, number: int) -> None:

@@ -8,7 +8,7 @@ take the same time, and are simulated at once. Pure: any thread.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
@@ -50,20 +50,6 @@ def serve(server: Server, requests: Requests) -> Served:
     return _Run(server, requests).run()
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """Waiting requests in order. A step of priority is worth `PRIORITY_MS` of waiting."""
-
-    places: list[float]
-    heap: list[tuple[float, int]] = field(default_factory=list)
-
-    def put(self, request: int) -> None:
-        heappush(self.heap, (self.places[request], request))
-
-    def take(self) -> int:
-        return heappop(self.heap)[1]
-
-
 class _Run:
     """One simulation. Lists are indexed by number of rows or by request; times are ms."""
 
@@ -80,7 +66,8 @@ class _Run:
         self._prompts: list[int] = np.maximum(requests.in_tokens - 1, 0).tolist()
         self._answers: list[int] = requests.out_tokens.tolist()
         places = requests.arrival_ms + PRIORITY_MS * requests.priority
-        self._waiting = _Waiting(places.tolist())
+        self._places: list[float] = places.tolist()
+        self._waiting: list[tuple[float, int]] = []  # a heap of (place, request)
         self._prefilling: list[tuple[int, int]] = []  # (request, tokens left), the oldest first
         self._decoding: list[tuple[int, int]] = []  # a heap of (last step, request)
         self._now_ms, self._step, self._upcoming = 0.0, 0, 0
@@ -88,7 +75,7 @@ class _Run:
         self._admitted, self._first, self._end, self._rows = ([math.nan] * count for _ in range(4))
 
     def run(self) -> Served:
-        waiting, prefilling, decoding = self._waiting.heap, self._prefilling, self._decoding
+        waiting, prefilling, decoding = self._waiting, self._prefilling, self._decoding
         while self._upcoming < len(self._answers) or waiting or prefilling or decoding:
             if not (waiting or prefilling or decoding):
                 self._now_ms = self._arrivals_ms[self._upcoming]
@@ -107,14 +94,14 @@ class _Run:
         """Queue the requests that have come by now. They are lost if the queue is full."""
         while self._arrivals_ms[self._upcoming] <= self._now_ms:
             in_rows = len(self._prefilling) + len(self._decoding)
-            if len(self._waiting.heap) + in_rows < self._max_in_system:
-                self._waiting.put(self._upcoming)
+            if len(self._waiting) + in_rows < self._max_in_system:
+                heappush(self._waiting, (self._places[self._upcoming], self._upcoming))
             self._upcoming += 1
 
     def _admit(self) -> None:
         free = self._max_batch - len(self._prefilling) - len(self._decoding)
-        while free and self._waiting.heap:
-            request = self._waiting.take()
+        while free and self._waiting:
+            _, request = heappop(self._waiting)
             self._admitted[request] = self._now_ms
             self._prefilling.append((request, self._prompts[request]))
             free -= 1
