@@ -131,15 +131,11 @@ def fit_run(
         [point for row, point in load_points_by_row(run).items() if row in rows],
         places.count if places else None,
     )
-    return with_curve(fit(points, places, slo_itl_ms), curve)
-
-
-def with_curve(found: Fit, curve: ServiceCurve | None) -> Fit:
-    """Returns the fit with a curve; it is valid for the numbers of rows that the curve has."""
+    found = fit(points, places, slo_itl_ms)
     if curve is None:
         return found
-    rows = [float(point.rows) for point in curve.decode]
-    return replace(found, curve=curve, validity=replace(found.validity, concurrency=_range(rows)))
+    measured = _range([float(point.rows) for point in curve.decode])
+    return replace(found, curve=curve, validity=replace(found.validity, concurrency=measured))
 
 
 def fit(points: Sequence[Point], places: Places | None, slo_itl_ms: float | None = None) -> Fit:
