@@ -11,12 +11,12 @@ closed network of n requests; by Norton's theorem (Chandy, Herzog, Woo, IBM J. R
 its throughput is the service rate of the open network in state n. Immutable: any thread.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from common.numerics import BoolArray, FloatArray
+from optimizer.model.latency import Columns
 from optimizer.model.step_curve import StepCurve
 
 HALVINGS = 45
@@ -38,7 +38,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class StateRates:
+class StateRates(Columns):
     """Mean times in ms with n requests in service, by state n."""
 
     decoding: FloatArray  # rows that decode
@@ -54,13 +54,7 @@ class StateRates:
 
     def at(self, known: FloatArray, states: FloatArray) -> "StateRates":
         """Returns the rates on straight lines between the known states."""
-        return StateRates(*(np.interp(states, known, column) for column in self._columns()))
-
-    def part(self, which: slice) -> "StateRates":
-        return StateRates(*(column[which] for column in self._columns()))
-
-    def _columns(self) -> Iterator[FloatArray]:
-        return (getattr(self, field.name) for field in fields(self))
+        return StateRates(*(np.interp(states, known, column) for column in self.columns()))
 
 
 def all_rates(curve: StepCurve, shape: Shape, max_batch: int) -> tuple[StateRates, StateRates]:
@@ -71,8 +65,9 @@ def all_rates(curve: StepCurve, shape: Shape, max_batch: int) -> tuple[StateRate
         beyond = np.geomspace(EVERY_STATE, max_batch, EVERY_STATE)
         known = np.unique(np.round(np.concatenate((states[:EVERY_STATE], beyond))))
     rows = np.append(known, float(max_batch))
-    found = _solved(curve, shape, rows, meets_step=np.arange(rows.size) < known.size)
-    rates, saturated = found.part(slice(-1)), found.part(slice(-1, None))
+    is_state = np.arange(rows.size) < known.size
+    found = _solved(curve, shape, rows, meets_step=is_state)
+    rates, saturated = (found.take(np.flatnonzero(part)) for part in (is_state, ~is_state))
     return rates if known is states else rates.at(known, states), saturated
 
 
