@@ -1,8 +1,6 @@
 """The driver of llama.cpp over several machines, with RPC servers and `llama-bench`.
 
-Devices are those of `--rpc` in order, one per server, then the local ones. llama.cpp assigns
-exactly the wanted layers if a device's share is its number of layers, plus one for the last device,
-which also has the output (src/llama-model.cpp).
+Devices are in the order of `--rpc`, then the local ones; each server has one device here.
 """
 
 import json
@@ -15,7 +13,7 @@ from typing import Any
 from weights.drivers import Ring, last_line
 from weights.drivers.gguf_layers import read_num_layers
 from weights.errors import EngineUnusable, TrialFailed
-from weights.partition import Layers
+from weights.partition import Layers, tensor_split
 
 NO_CPU = "999"  # number of layers on devices; more than any model has
 
@@ -60,7 +58,7 @@ class LlamaCppDriver:
         devices = ",".join(self._devices)
         return (
             f"--rpc {','.join(self._bench.rpc)} --device {devices} --n-gpu-layers {NO_CPU} "
-            f"--split-mode layer --tensor-split {','.join(_proportions(layers))}"
+            f"--split-mode layer --tensor-split {tensor_split(layers)}"
         )
 
     def _whole_request(self, tests: list[dict[str, Any]], generated_per_s: float) -> float:
@@ -82,7 +80,7 @@ class LlamaCppDriver:
         return [
             *(bench.program, "--model", str(bench.model), "--rpc", ",".join(bench.rpc)),
             *("--device", "/".join(self._devices), "--split-mode", "layer"),
-            *("--n-gpu-layers", NO_CPU, "--tensor-split", "/".join(_proportions(layers))),
+            *("--n-gpu-layers", NO_CPU, "--tensor-split", tensor_split(layers).replace(",", "/")),
             *("--n-prompt", str(bench.prompt_tokens), "--n-gen", str(bench.generated_tokens)),
             *("--repetitions", str(bench.repeats), "--output", "json", *bench.options),
         ]
@@ -111,8 +109,3 @@ class LlamaCppDriver:
         if not isinstance(tests, list) or not all(isinstance(each, dict) for each in tests):
             raise TrialFailed("llama-bench printed no list of tests")
         return tests
-
-
-def _proportions(layers: Sequence[int]) -> list[str]:
-    *others, last = layers
-    return [str(count) for count in (*others, last + 1)]

@@ -67,7 +67,7 @@ def test_the_search_fills_the_fastest_devices(tmp_path: Path, model: Path) -> No
     assert drive(driver, Search(service, "s", driver.ring), 20, told.append) == (10, 1, 1)
     assert json.loads(told[-1])["setting"] == (
         "--rpc 10.0.0.2:50052,10.0.0.3:50052 --device RPC0,RPC1,CUDA0 --n-gpu-layers 999 "
-        "--split-mode layer --tensor-split 10,1,2"
+        "--split-mode layer --tensor-split 9.5,1,2.5"
     )
 
 
