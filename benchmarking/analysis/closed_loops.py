@@ -6,8 +6,8 @@ step of n users' rows; c(n), the time that a prompt token adds to it. Then
 
     end to end = overhead + m c(n) w + o a(n),    TTFT of one user = overhead + c(1) w + a(1).
 
-Loops of equally many users with prompts of several lengths show how c depends on the rows; it is
-linear between a few numbers of users. Pure: any thread.
+Loops with equally many users and prompts of different lengths show how c depends on the rows; it is
+taken as linear between a few numbers of users. Pure: any thread.
 """
 
 import math
@@ -40,8 +40,8 @@ IN_95 = 1.96
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Means of one closed loop, in ms, with their standard errors. `from_s` and `to_s`: on the
-    clock of the run. `in_service`: how many requests are when one is, itself included."""
+    """Means of one closed loop, with their standard errors. `from_s` and `to_s` are on the run's
+    clock. `in_service` is how many requests are in service, on average, while one of them is."""
 
     from_s: float
     to_s: float
@@ -72,14 +72,14 @@ def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> Service
 
 
 def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list[Loop]:
-    """Returns the closed loops of no more users than places, in the same order, as of equal
-    answers."""
+    """Returns the closed loops with no more users than places, in the order of the points. Their
+    answers are taken as equally long."""
     loops = (_loop(point) for point in points)
     return [loop for loop in loops if loop is not None and loop.users <= (places or math.inf)]
 
 
 def fit_loops(loops: Sequence[Loop], tells: bool) -> ServiceCurve | None:
-    """As `fit_closed_loops`, for loops of any lengths, by users. `tells`: whether the overhead is
+    """Returns the curve of loops, not yet for certain lengths. `tells` says whether the overhead is
     an unknown."""
     users = sorted({loop.users for loop in loops})
     if len(users) < MIN_USERS:
@@ -147,8 +147,8 @@ Equation = tuple[FloatArray, float]  # coefficients of the unknowns, and the val
 
 @dataclass(frozen=True, slots=True)
 class _Unknowns:
-    """The unknowns of equations, in order: the overhead, c at `knots`, a at `users`, both numbers
-    of users. `tells`: whether the overhead is one; else it is 0."""
+    """The unknowns of equations, in order: the overhead, c at `knots`, and a at `users`. Both are
+    numbers of users. `tells` says whether the overhead is an unknown; otherwise it is 0."""
 
     users: Sequence[int]
     knots: Sequence[int]
@@ -169,7 +169,7 @@ class _Unknowns:
 
 
 def differ(loops: Sequence[Loop]) -> bool:
-    """Returns whether prompts differ in length."""
+    """Returns whether prompts differ enough in length."""
     prompts = [loop.work_tokens for loop in loops]
     return max(prompts, default=0.0) >= DIFFERENT_LENGTHS * max(min(prompts, default=0.0), 1.0)
 
@@ -208,7 +208,7 @@ def least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, Flo
 
 
 def drift(loops: Sequence[Loop]) -> float:
-    """Returns the relative scatter of rows of one load beyond that within them; 0 without any."""
+    """Returns the relative scatter between rows of equal load, beyond the scatter within rows."""
     of_load: defaultdict[tuple[int, int], list[Loop]] = defaultdict(list)
     for loop in loops:
         of_load[(loop.users, round(loop.work_tokens))].append(loop)

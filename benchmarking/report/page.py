@@ -1,7 +1,7 @@
 """Makes one self-contained HTML page about a run: pictures are inline, the network is not needed.
 
-The verdict comes first. Sections without data are left out; the last line says which and why. Words
-and tables are the template's.
+The verdict comes first. Sections without data are left out; the last line says which and why. The
+template has the words and the tables.
 """
 
 from pathlib import Path

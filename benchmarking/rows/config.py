@@ -41,8 +41,8 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
 class RowOptions(BaseModel):
-    """Options of all rows of a run. Times are in s. `timeout`: after it a row sends nothing new;
-    `warmup_requests`: None for as many as suit a row."""
+    """Options of all rows of a run. Times are in s; after `timeout` a row sends nothing new.
+    `warmup_requests` of None means a number that suits the row."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -56,7 +56,7 @@ class RowOptions(BaseModel):
 
 
 class BenchmarkConfig(RowOptions):
-    """`config.yaml`. Relative paths start at the working directory."""
+    """The documented keys, then Hearth's. Relative paths start at the working directory."""
 
     model_configs_path: UserPath
     llm_api: Annotated[Literal["sncloud", "openai", "hearth"], BeforeValidator(_known_api)] = (

@@ -1,4 +1,4 @@
-"""Measures load after load into one run folder."""
+"""Measures one load after the other into one run folder."""
 
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Driver:
-    """One run, whose rows may be decided while it goes on. One thread; others may set `stop`, and
-    measure rows that wait. Every method that measures raises RowRefused when a row cannot be run,
-    and NotWritable. `tell` is given a few lines about each row as it ends; `with_statistics`: every
-    documented one too."""
+    """A run whose rows may be chosen while it runs. For one thread; others may set `stop`, and
+    measure rows that wait. Every method that measures raises RowRefused if a row cannot be run, and
+    NotWritable. `tell` is given a few lines about each row that ends; `with_statistics` adds the
+    documented statistics."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Driver:
     def measure(
         self, load: Workload, texts_too: bool = False, number: int | None = None
     ) -> LoadPoint | None:
-        """Returns None if the user stopped it before anything was measured. `number`: of the row
-        that waits for it; None for a new one."""
+        """Measures a load, in a new row or in the waiting row with this number. Returns None if the
+        user stopped it before anything was measured."""
         number = len(self.run.rows) if number is None else number
         with self._progress.row(number, load.model) as show:
             outcome = self._runner.run(number, load, self._stop, show)
@@ -61,7 +61,7 @@ class Driver:
         return load_point(outcome.row, outcome.records)
 
     def measure_waiting(self, number: int, texts_too: bool) -> None:
-        """Measures a row that waits. One that cannot be run keeps its error."""
+        """Measures a row that waits. If it cannot be run, the row keeps the error."""
         try:
             self.measure(self.run.rows[number].load, texts_too, number)
         except RowRefused as refusal:

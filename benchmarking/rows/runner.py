@@ -20,8 +20,8 @@ def configured_folder(
     loads: Sequence[Workload],
     refused_rows: Sequence[str],
 ) -> RunFolder:
-    """Returns a new folder with every load waiting. `refused_rows`: what was wrong with rows that
-    are left out. Raises NotWritable."""
+    """Returns a new run folder, in which every row waits. `refused_rows` has the faults of rows
+    that are left out. Raises NotWritable."""
     shown = config.model_dump(mode="json") | {"refused_rows": list(refused_rows)}
     run = new_run(runner, argv, shown, config.run_name, loads)
     workbook = None
@@ -39,7 +39,7 @@ def run_benchmark(
     stop: Event,
     tell: Callable[[str], None],
 ) -> None:
-    """Run every row that waits; once `stop` is set, keep what was measured by then. Raises
+    """Runs every row that waits; if `stop` is set, keeps what was measured by then. Raises
     NotWritable.
 
     Rows run one after the other, unless the configuration lets several run at once. When a row

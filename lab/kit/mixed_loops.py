@@ -1,14 +1,14 @@
 """Service curves of closed loops whose answers differ in length.
 
-Their users begin at any time of the others'. With the symbols of `analysis.closed_loops`, not all
-n of them are in service then, the others being outside of steps while connections are read and
-tokens sent:
+Their users begin independently. With the symbols of `analysis.closed_loops`, m of n users are in
+service; the others are outside of steps, because connections are read and tokens sent. Then
 
     m = 1 + (n - 1) (1 - overhead / end to end),
     end to end = overhead(m) + m c(m) w + o a(m),    TTFT of one user = overhead(1) + c(1) w + a(1).
 
-These equations give one overhead for all n. The caller finds how it grows with n, as users share
-the processor and the interpreter: their TTFT exceeds that of a simulation of the same requests.
+These equations give one overhead for all n. It grows with n, because users share the processor and
+the interpreter; the caller finds out how much, because their TTFT exceeds that of a simulation of
+the same requests.
 Pure: any thread.
 """
 
@@ -22,12 +22,12 @@ from benchmarking.analysis.closed_loops import Loop, differ, drift, fit_loops
 from benchmarking.analysis.service_curve import LEAST_MS, Points, ServiceCurve, at
 
 MOST_OUTSIDE = 0.9  # largest share of a user's time outside service
-ROUNDS = 3  # each finds users in service from the overhead, then the overhead from them
+ROUNDS = 3  # each finds requests in service from the overhead, then the overhead from these
 
 
 def fit_mixed(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceCurve | None:
-    """Returns the curve by rows in service; None for fewer than three numbers of users. `overhead`:
-    by users, where it is known. Raises Unfit where no step takes time."""
+    """Returns the curve by rows in service; None for fewer than three numbers of users. `overhead`
+    is by users, if known. Raises Unfit if no step takes time."""
     known_ms = [at(overhead, loop.users) if overhead else 0.0 for loop in loops]
     common_ms, curve = 0.0, None
     for _ in range(ROUNDS):
@@ -52,13 +52,13 @@ def fit_mixed(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceC
 
 
 def rate_per_s(loop: Loop) -> float:
-    """Departures, by Little's law: users who end and begin together make any window wrong."""
+    """Departures, by Little's law. Counts in a window would be wrong if users end together."""
     return 1000 * loop.users / loop.e2e_ms
 
 
 def _inside(loop: Loop, known_ms: float, outside_ms: float) -> Loop:
-    """Returns a loop without its known overhead, and with as many requests in service as there are
-    if each is outside for so long."""
+    """Returns a loop without its known overhead, and with the requests that are in service if each
+    is outside of service for `outside_ms`."""
     share = 1 - min(outside_ms / loop.e2e_ms, MOST_OUTSIDE)
     return replace(
         loop,
@@ -69,7 +69,7 @@ def _inside(loop: Loop, known_ms: float, outside_ms: float) -> Loop:
 
 
 def _moved(points: Points, in_service: Mapping[int, float]) -> Points:
-    """Returns points by rows in service from points by users, extrapolating the last line."""
+    """Returns points by rows in service, from points by users. The last line is extrapolated."""
     rows, ms = [in_service[point.rows] for point in points], [point.ms for point in points]
     slope = (ms[-1] - ms[-2]) / max(rows[-1] - rows[-2], 1.0) if len(ms) > 1 else 0.0
     beyond = [max(point.rows - rows[-1], 0.0) for point in points]

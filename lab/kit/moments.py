@@ -116,8 +116,8 @@ class StepsCourse:
 def fit_in_course(
     loops: Sequence[Loop], course: StepsCourse, overhead: Points | None = None
 ) -> tuple[ServiceCurve, StepsCourse] | None:
-    """Returns the curve of closed loops as if their steps had taken as long as on average, and the
-    course with how far off that is; None for too few. `overhead` and what is raised: as of
+    """Returns the curve of closed loops as if the server had always had its mean speed, and the
+    course with the error of that; None for too few loops. `overhead` and errors raised are those of
     `fit_mixed`."""
     met = [course.slowness(loop.from_s, loop.to_s) for loop in loops]
     users = [loop.users for loop in loops]
@@ -140,7 +140,7 @@ def fit_drifting(
     loops: Sequence[Loop], overhead: Points | None = None
 ) -> tuple[ServiceCurve, Drift] | None:
     """Returns the curve of closed loops as if all had met the machine's mean speed, and the drift
-    around it; None for too few. `overhead` and what is raised: as of `fit_mixed`.
+    around it; None for too few. `overhead` and errors raised are those of `fit_mixed`.
 
     A loop's times are divided by the slowness of the loops *around* it: its own error stays in it.
     """
@@ -165,7 +165,7 @@ def fit_drifting(
 
 
 def _at_s(loop: Loop) -> float:
-    """Returns the middle of its time."""
+    """Returns the middle of the loop, on the run's clock."""
     return (loop.from_s + loop.to_s) / 2
 
 
