@@ -4,9 +4,9 @@ Any thread may call anything here, unless its docstring says otherwise. A cancel
 at once, wherever it is in line, so it takes no room from requests whose clients still wait.
 """
 
-import heapq
 import math
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping
 from threading import Condition, Event, Lock
@@ -51,7 +51,7 @@ class InputQueue:
     ) -> None:
         """If models share rows, `shared_rows` is their number, and `max_size` bounds all lines."""
         self._clock = clock
-        self._lines = {model: _Line(max_size, rows) for model, rows in num_rows.items()}
+        self._lines = {model: _Line(rows) for model, rows in num_rows.items()}
         self._max_size = max_size
         self._shared_rows = shared_rows
         self._num_put = 0
@@ -182,12 +182,11 @@ class InputQueue:
 class _Line:
     """The requests that wait for one model. All but its length is used under the queue's lock."""
 
-    def __init__(self, max_size: int, num_rows: int) -> None:
-        self._max_size = max_size
+    def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
         self.num_running = 0
         self._waiting: dict[GenerationRequest, float] = {}  # arrival times, in order of arrival
-        self._heap: list[tuple[QueueRank, GenerationRequest]] = []  # may still have removed ones
+        self._in_order: list[tuple[QueueRank, GenerationRequest]] = []  # the next one first
         self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
 
     @property
@@ -196,32 +195,26 @@ class _Line:
 
     def put(self, request: GenerationRequest, place: QueueRank, now_s: float) -> None:
         self._waiting[request] = now_s
-        heapq.heappush(self._heap, (place, request))
+        insort(self._in_order, (place, request))
 
     def first(self) -> GenerationRequest | None:
-        while self._waiting and (request := self._heap[0][1]) not in self._waiting:
-            heapq.heappop(self._heap)
-        return request if self._waiting else None
+        return self._in_order[0][1] if self._in_order else None
 
     def get(self, now_s: float) -> GenerationRequest | None:
         request = self.first()
         if request is not None:
-            heapq.heappop(self._heap)
+            del self._waiting[request], self._in_order[0]
             self._taken_at_s.append(now_s)
             self.num_running += 1
-            del self._waiting[request]
         return request
 
     def remove(self, request: GenerationRequest) -> None:
-        self._waiting.pop(request, None)
-        if len(self._heap) > 2 * (self._max_size + self._num_rows):
-            # Without this the heap would grow while requests leave and none is served.
-            self._heap = [place for place in self._heap if place[1] in self._waiting]
-            heapq.heapify(self._heap)
+        if self._waiting.pop(request, None) is not None:
+            self._in_order = [each for each in self._in_order if each[1] is not request]
 
     def clear(self) -> None:
         self._waiting.clear()
-        self._heap.clear()
+        self._in_order.clear()
 
     def take_all(self) -> list[GenerationRequest]:
         requests = list(self._waiting)
