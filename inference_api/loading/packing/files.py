@@ -75,8 +75,8 @@ class PackedModel:
 
 
 def write_packed(path: Path, key: str, model: PackedModel, pause: Pause) -> Identity:
-    """Pack a model into a new file through a memory map, so that the process itself holds only the
-    tensor being read. Returns the file's identity.
+    """Pack a model into an empty file through a memory map, so that the process itself holds only
+    the tensor being read. Returns the file's identity.
 
     Raises StartupError, or OSError if the disk has no room. Room is reserved first, because writing
     to a mapped page without disk space kills the process.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 from weakref import WeakValueDictionary
 
-from common.files import sync
+from common.files import whole_file
 from inference_api.errors import StartupError
 from inference_api.loading.packing.files import Identity, PackedModel, read_packed, write_packed
 from inference_api.loading.packing.hashes import SourceHashes
@@ -25,7 +25,8 @@ from inference_api.loading.weights import Packing, Parameters
 
 logger = logging.getLogger(__name__)
 
-SUFFIX, LOCK_SUFFIX, TEMPORARY_SUFFIX = ".hearth", ".lock", ".tmp"
+SUFFIX, LOCK_SUFFIX = ".hearth", ".lock"
+DRAFTS = f"*{SUFFIX}.*.draft"  # unfinished files: see `whole_file`
 LOCK_TIMEOUT_S = 600.0  # wait for another process that packs the same model
 LOCK_POLL_S = 0.05
 
@@ -97,33 +98,31 @@ class PackedFolder:
     def _pack(self, model: PackedModel, key: str) -> None:
         """Make the file, unless another process has made it meanwhile."""
         path = self._path(key)
-        temporary = path.with_suffix(TEMPORARY_SUFFIX)
         self._remove_leftovers()
         with self._locked(key):
             if path.exists():
                 return
             started_s = time.monotonic()
-            try:
-                identity = write_packed(temporary, key, model, self._pause)
+            with whole_file(path) as draft:
+                identity = write_packed(draft, key, model, self._pause)
                 if self._key(model) != key:
                     raise StartupError(f"{model.name} changes while it is packed; load it again.")
-                temporary.replace(path)
-                self._checked.add(identity)
-            finally:
-                temporary.unlink(missing_ok=True)
-            sync(self._folder)
+            self._checked.add(identity)
         logger.info("packed %s in %.1f s: %s", model.name, time.monotonic() - started_s, path)
 
     def _remove_leftovers(self) -> None:
         """Remove unfinished files of dead processes, whose keys' locks are free."""
-        for temporary in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
-            with temporary.with_suffix(LOCK_SUFFIX).open("w") as lock:
+        for draft in self._folder.glob(DRAFTS):
+            with self._lock_path(draft.name.partition(".")[0]).open("w") as lock:
                 if _is_locked(lock):
-                    temporary.unlink(missing_ok=True)
+                    draft.unlink(missing_ok=True)
+
+    def _lock_path(self, key: str) -> Path:
+        return self._folder / (key + LOCK_SUFFIX)
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        path = self._folder / (key + LOCK_SUFFIX)
+        path = self._lock_path(key)
         until_s = time.monotonic() + LOCK_TIMEOUT_S
         with path.open("w") as lock:
             while not _is_locked(lock):

@@ -272,7 +272,7 @@ def test_weights_that_change_while_they_are_packed_are_refused(source: Path, tar
     with pytest.raises(StartupError, match="m changes while it is packed"):
         PackedFolder(target, pause=change).load(model, PACKING)
     assert not list(target.glob("*.hearth"))
-    assert not list(target.glob("*.tmp"))
+    assert not list(target.glob("*.draft"))
 
 
 def test_every_byte_of_the_head_matters(source: Path, target: Path) -> None:
@@ -416,7 +416,7 @@ def test_full_disk_is_named_and_nothing_is_left(source: Path, target: Path) -> N
     assert "m cannot be packed in" in output
     assert f"File too large): it takes {size} bytes there; make room" in output
     assert not list(target.glob("*.hearth"))
-    assert not list(target.glob("*.tmp"))
+    assert not list(target.glob("*.draft"))
 
 
 def test_process_killed_while_packing_leaves_what_the_next_one_removes(
@@ -426,7 +426,7 @@ def test_process_killed_while_packing_leaves_what_the_next_one_removes(
     assert line_of(process) == "packing"
     process.kill()
     process.communicate(timeout=60)
-    [leftover] = target.glob("*.tmp")
+    [leftover] = target.glob("*.draft")
     model, folder = model_in(source), PackedFolder(target)
     assert not folder.has(model)
     pack(folder, replace(model, bits=4))
