@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -63,15 +64,13 @@ class RingDecoder:
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
         """See `StepDecoder`. The head handles a part before the next comes. Raises RingBroken."""
         logits: list[Floats] = []
-        hidden: list[Hidden | None] = []
-        pieces: list[RowStep] = []
+        hidden: list[Hidden | None] = []  # one for each row, or for each piece of one
         for part, states in self._rounds.after(lambda part, _: self._own.layers(part), rows):
             returned = [replace(row, token_ids=row.returned, parents=None) for row in part]
             outputs = self._own.head(returned, states)
             logits.append(outputs.logits.copy())  # the next part overwrites this memory
             hidden += outputs.hidden
-            pieces += part
-        return Outputs(np.concatenate(logits), _states_by_row(rows, pieces, hidden))
+        return Outputs(np.concatenate(logits), _states_by_row(rows, hidden))
 
 
 def decode_by(runner: LocalRunner, rounds: Rounds) -> None:
@@ -89,20 +88,15 @@ def decode_by(runner: LocalRunner, rounds: Rounds) -> None:
 
 
 def _states_by_row(
-    rows: Sequence[RowStep], pieces: Sequence[RowStep], hidden: Sequence[Hidden | None]
+    rows: Sequence[RowStep], of_pieces: Sequence[Hidden | None]
 ) -> Sequence[Hidden | None]:
-    """Returns each row's states, joined from its consecutive pieces."""
-    rest = iter(zip(pieces, hidden, strict=True))
-    of_rows: list[Hidden | None] = []
-    for row in rows:
-        num_missing, states = len(row.token_ids), []
-        while num_missing:
-            piece, of_piece = next(rest)
-            num_missing -= len(piece.token_ids)
-            states.append(of_piece)
-        wanted = [each for each in states if each is not None]
-        of_rows.append(np.concatenate(wanted) if wanted else None)
-    return of_rows
+    """Returns the states of each row that wants them; they come in consecutive pieces of rows."""
+    wanted = [each for each in of_pieces if each is not None]
+    if not wanted:
+        return [None] * len(rows)
+    ends = accumulate(len(row.token_ids) for row in rows if row.wants_hidden)
+    of_rows = iter(np.split(np.concatenate(wanted), [*ends]))
+    return [next(of_rows) if row.wants_hidden else None for row in rows]
 
 
 def num_parts(num_tokens: int, at_all_rows: int, max_rows: int) -> int:
