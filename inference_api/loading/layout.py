@@ -299,14 +299,6 @@ def kept_bits(config: ModelConfig, parts: tuple[SourceTensor, ...]) -> Bits | No
     return found.pop() if len(found) == 1 else None
 
 
-def weight_bytes(
-    config: ModelConfig, dtype_bytes: int, bits: Bits | None, by_torch: bool = False
-) -> int:
-    """Returns the memory of loaded parameters, packed in `bits`, or not packed if None."""
-    forms = (torch_forms if by_torch else parameter_forms)(config, dtype_bytes, bits)
-    return sum(form.num_bytes for form in forms.values())
-
-
 def num_parameters(config: ModelConfig) -> int:
     """Returns the number of elements of all parameters."""
     return sum(prod(part.shape) for parts in weight_plan(config).values() for part in parts)

@@ -7,7 +7,7 @@ from typing import Self
 
 from inference_api.kernels.packing import FLOAT_BITS, Bits, cache_dtype
 from inference_api.loading.config import PAGE_TOKENS, SPARE_SLOTS, ModelConfig
-from inference_api.loading.layout import weight_bytes, whole_panels
+from inference_api.loading.layout import parameter_forms, torch_forms, whole_panels
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.layout import PackedLayout
 from inference_api.loading.page_groups import PageGroup, bytes_of_pages, page_groups
@@ -185,7 +185,8 @@ def weights_size(
     dtype_bytes = FLOAT_BITS[dtype] // 8
     if is_packed_file:
         return PackedLayout.of(config, dtype_bytes, bits, by_torch).file_bytes
-    return weight_bytes(config, dtype_bytes, bits, by_torch)
+    forms = (torch_forms if by_torch else parameter_forms)(config, dtype_bytes, bits)
+    return sum(form.num_bytes for form in forms.values())
 
 
 def slot_bytes(weights_bytes: int, cache_bytes: int) -> int:

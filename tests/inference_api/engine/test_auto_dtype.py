@@ -12,7 +12,7 @@ from torch import Tensor
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.checkpoint import load_config
-from inference_api.loading.layout import weight_bytes
+from inference_api.loading.memory import weights_size
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.page_groups import bytes_of_pages, page_groups
 from inference_api.runner import place_own_pages
@@ -158,7 +158,7 @@ def test_memory_is_foreseen_for_weights_as_they_are(
 ) -> None:
     model = folder()
     config = checkpoint.load_config(model)
-    needed = weight_bytes(config, 2, 16) + bytes_of_pages(
+    needed = weights_size(config, "bfloat16", 16) + bytes_of_pages(
         config, page_groups(config, 16), dtype="float32"
     )
     options = EngineOptions(device="cpu", max_rows=1, max_seq_len=16)

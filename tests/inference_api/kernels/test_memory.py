@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from inference_api.kernels.packing import BITS
 from inference_api.loading.checkpoint import load_config
-from inference_api.loading.layout import weight_bytes
+from inference_api.loading.memory import weights_size
 from lab.models.random_model import SHAPES, make_random_model
 
 SHARDS = 4
@@ -63,6 +62,6 @@ def test_the_peak_is_little_more_than_the_weights_and_one_shard(
 ) -> None:
     command: Sequence[str] = [sys.executable, "-c", MEASURE, str(folder), quantization]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    quantised = weight_bytes(load_config(folder), torch.bfloat16.itemsize, BITS[quantization])
+    quantised = weights_size(load_config(folder), "bfloat16", BITS[quantization])
     shard = max(file.stat().st_size for file in folder.glob("*.safetensors"))
     assert quantised < int(done.stdout) < PEAK_OF_QUANTISED * quantised + shard

@@ -16,8 +16,7 @@ from inference_api.errors import StartupError
 from inference_api.kernels.packing import Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import num_pages
-from inference_api.loading.layout import weight_bytes
-from inference_api.loading.memory import Footprint, memory_faults
+from inference_api.loading.memory import Footprint, memory_faults, weights_size
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.page_groups import bytes_of_pages, page_groups
 from inference_api.loading.settling import device_faults
@@ -127,22 +126,22 @@ def test_bfloat16_models_can_be_quantised_too(folder: Callable[[str], Path]) -> 
 def test_memory_is_foreseen_to_the_byte(
     folder: Callable[[str], Path], name: str, bits: Bits | None, dtype: torch.dtype
 ) -> None:
-    config = checkpoint.load_config(folder(name))
+    config, dtype_name = checkpoint.load_config(folder(name)), str(dtype).removeprefix("torch.")
     if bits is None:
         tensors = torch_parameters(folder(name), dtype).tensors.values()
         sizes = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
     else:
-        parameters = packed_parameters(folder(name), bits, str(dtype).removeprefix("torch."))
+        parameters = packed_parameters(folder(name), bits, dtype_name)
         blocks = [weight.blocks for weight in parameters.packed.values()]
         sizes = {each.ctypes.data: each.nbytes for each in blocks}
         sizes |= {each.ctypes.data: each.nbytes for each in parameters.tensors.values()}
-    assert sum(sizes.values()) == weight_bytes(config, dtype.itemsize, bits)
+    assert sum(sizes.values()) == weights_size(config, dtype_name, bits)
 
 
 def test_a_smaller_cache_needs_less_memory() -> None:
     config = checkpoint.load_config(EMBEDDED_MODEL)
     options = EngineOptions(dtype="float32", max_rows=32, max_seq_len=CONTEXT)
-    weights = weight_bytes(config, 4, 8)
+    weights = weights_size(config, "float32", 8)
     count, groups = 32 * num_pages(CONTEXT), page_groups(config, CONTEXT)
     cache = count * bytes_of_pages(config, groups, "float16")
     small = {

@@ -24,7 +24,8 @@ from inference_api.loading.gguf.config import llama3_rope
 from inference_api.loading.gguf.files import TYPES as STORED_TYPES
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.gguf.names import row_order
-from inference_api.loading.layout import is_exact, linear_weights, weight_bytes, weight_plan
+from inference_api.loading.layout import is_exact, linear_weights, weight_plan
+from inference_api.loading.memory import weights_size
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import place_own_pages
 from inference_api.text.tokens import load_tokenizer
@@ -233,7 +234,7 @@ def test_weights_take_no_more_memory_than_their_file(
         file = tmp_path / f"{name}.gguf"
         make_gguf(tmp_path / name, file, type_name)
         config = checkpoint.load_config(file)
-        assert weight_bytes(config, torch.float32.itemsize, bits) <= file.stat().st_size
+        assert weights_size(config, "float32", bits) <= file.stat().st_size
 
 
 def test_int4_of_an_8_bit_file_is_searched_as_for_floats(tied: Callable[[str], Path]) -> None:

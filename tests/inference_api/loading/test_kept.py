@@ -22,7 +22,8 @@ from inference_api.loading import checkpoint, settling
 from inference_api.loading.config import LayerRange, ModelConfig
 from inference_api.loading.files import read_headers
 from inference_api.loading.gguf.files import read_gguf
-from inference_api.loading.layout import linear_weights, weight_bytes
+from inference_api.loading.layout import linear_weights
+from inference_api.loading.memory import weights_size
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder
 from inference_api.loading.settling import settle
@@ -170,7 +171,7 @@ def test_factors_that_are_none_are_refused(
 def test_weights_take_no_more_memory_than_their_file(all_of: OfKind) -> None:
     for kind in FILE_BITS:
         file = all_of(kind)
-        assert weight_bytes(config_of(file), 4, 8) <= file.stat().st_size
+        assert weights_size(config_of(file), "float32", 8) <= file.stat().st_size
 
 
 def test_memory_is_counted_as_it_is_taken(all_of: OfKind) -> None:

@@ -24,7 +24,8 @@ from inference_api.kernels.packing import BITS, FILE_BITS, Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.files import weight_files
-from inference_api.loading.layout import linear_weights, weight_bytes
+from inference_api.loading.layout import linear_weights
+from inference_api.loading.memory import weights_size
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.settling import settle
 from inference_api.loading.weights import Packing, load_parameters
@@ -215,7 +216,7 @@ def test_auto_on_cuda_packs_what_is_quantised_as_the_kernels_do(
             assert np.array_equal(unpacked(matrix), packed[matrix.bits][name].unpack()), name
         taken = sum(each.blocks.nbytes for each in loaded.panels.values())
         taken += sum(each.nbytes for each in loaded.tensors.values())
-        assert taken == weight_bytes(config, 4, 8, by_torch=True)
+        assert taken == weights_size(config, "float32", 8, by_torch=True)
         assert file.stem != "Q4_0" or taken <= file.stat().st_size
     assert on_cuda(quantised("awq")[1])[1] == "none"
 
