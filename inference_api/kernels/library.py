@@ -73,6 +73,16 @@ class PackedWeight:
         )
         return weights
 
+    def linear(self, bias: Floats | None = None) -> dict[str, Any]:
+        """Returns the fields of a `HearthLinear`. The C struct keeps neither array alive."""
+        return {
+            "packed": data(self.blocks),
+            "bias": _optional(bias),
+            "outputs": self.outputs,
+            "inputs": self.inputs,
+            "bits": self.bits,
+        }
+
     def part(self, begin: int, end: int) -> "PackedWeight":
         """Returns a view of outputs `begin` to `end`. `begin` is a multiple of PANEL."""
         panel_bytes = packed_bytes(self.bits, PANEL, self.inputs)
@@ -98,13 +108,6 @@ class StepStates(NamedTuple):
     hidden: Floats | None = None  # result [tokens, hidden size], if wanted
     before: Floats | None = None  # the residual before these layers, [tokens, hidden size]
     after: Floats | None = None  # result: the residual after them, [tokens, hidden size]
-
-
-class HeadsDescription(NamedTuple):
-    """A `HearthHeads *`, and the objects it points to, kept alive."""
-
-    address: Any
-    owners: object
 
 
 class Kernels:
@@ -224,43 +227,19 @@ class Kernels:
         if self._library.hearth_keep(self._context, model, row, count):
             raise MemoryError(f"no memory for {count} guesses")
 
-    def heads(
-        self,
-        first: tuple[PackedWeight, Floats],
-        later: Sequence[tuple[PackedWeight, Floats]],
-        outputs: Sequence[PackedWeight],
-        num_heads: int,
-        num_ranks: int,
-        logits_divisor: float,
-        logits_softcap: float,
-    ) -> HeadsDescription:
-        """Returns heads for `guess`: see `HearthHeads` in `src/interface.h`. Layers have biases."""
-        layers = [first, *later, *((output, None) for output in outputs)]
-        linears = [
-            (data(weight.blocks), _optional(bias), weight.outputs, weight.inputs, weight.bits)
-            for weight, bias in layers
-        ]
-        later_linears = ffi.new("HearthLinear[]", linears[1 : 1 + len(later)])
-        output_linears = ffi.new("HearthLinear[]", linears[1 + len(later) :])
-        counts = (num_heads, len(later), len(outputs), num_ranks)
-        scales = (logits_divisor, logits_softcap)
-        heads = ffi.new(
-            "HearthHeads *", (linears[0], later_linears, output_linears, *counts, *scales)
-        )
-        return HeadsDescription(heads, (layers, later_linears, output_linears))
-
     def guess(
         self,
-        heads: HeadsDescription,
+        heads: Any,
         hidden: Floats,
         token_ids: NDArray[np.int64],
         probabilities: Floats,
     ) -> None:
-        """Find the likeliest tokens of each head, from `hidden` [rows, hidden size]. Writes indices
-        of outputs to `token_ids` [rows, heads, ranks], best first, and their `probabilities`."""
+        """Find the likeliest tokens of each head of a `HearthHeads *`, from `hidden` [rows, hidden
+        size]. Writes indices of outputs to `token_ids` [rows, heads, ranks], best first, and their
+        `probabilities`."""
         failed = self._library.hearth_guess(
             self._context,
-            heads.address,
+            heads,
             floats(hidden),
             len(hidden),
             _numbers(token_ids),

@@ -328,14 +328,7 @@ class KernelDecoder:
         return {"weight": self._optional(f"{name}.weight"), "bias": self._optional(f"{name}.bias")}
 
     def _linear(self, weight: str, bias: str = "") -> Fields:
-        packed = self._packed[weight]
-        return {
-            "packed": data(packed.blocks),
-            "bias": self._optional(bias),
-            "outputs": packed.outputs,
-            "inputs": packed.inputs,
-            "bits": packed.bits,
-        }
+        return self._packed[weight].linear(self._tensors.get(bias))
 
     def _optional(self, name: str) -> Any:
         return self._pointer_or_null(self._tensors.get(name))

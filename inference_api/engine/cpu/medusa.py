@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference_api.engine.medusa_tree import tree_paths
-from inference_api.kernels.interface import Floats
+from inference_api.kernels.interface import Floats, ffi
 from inference_api.kernels.library import Kernels, PackedWeight
 from inference_api.kernels.packing import BITS, PANEL, Bits, packed_bytes
 from inference_api.loading.config import ModelConfig
@@ -48,7 +48,10 @@ class MedusaHeads:
         self._num_ranks = 1 + max(map(max, self.paths))
         self._token_ids = file.token_ids
         weights, biases = file.weights[:num_heads], file.biases[:num_heads]
-        first = _packed(kernels, np.concatenate([layers[0] for layers in weights]), LAYER_BITS)
+        first = (
+            _packed(kernels, np.concatenate([layers[0] for layers in weights]), LAYER_BITS),
+            np.concatenate([layers[0] for layers in biases]),
+        )
         later = [
             (_packed(kernels, own_weights[at], LAYER_BITS), own_biases[at])
             for at in range(1, len(weights[0]))
@@ -61,21 +64,23 @@ class MedusaHeads:
             ]
         else:
             outputs = [_rows_of(kernels, parameters.packed[HEAD], file.token_ids)]
-        self._description = self._kernels.heads(
-            (first, np.concatenate([layers[0] for layers in biases])),
-            later,
-            outputs,
-            num_heads,
-            self._num_ranks,
-            config.logits_divisor,
-            config.logits_softcap or 0.0,
+        self._linears = first, later, outputs  # keeps alive what the C structs point to
+        self._later = ffi.new("HearthLinear[]", [each.linear(bias) for each, bias in later])
+        self._outputs = ffi.new("HearthLinear[]", [each.linear() for each in outputs])
+        self._heads = ffi.new(
+            "HearthHeads *",
+            (
+                *(first[0].linear(first[1]), self._later, self._outputs),
+                *(num_heads, len(later), len(outputs), self._num_ranks),
+                *(config.logits_divisor, config.logits_softcap or 0.0),
+            ),
         )
 
     def guess(self, hidden: Sequence[Hidden]) -> HeadGuesses:
         states = np.stack(hidden)
         shape = len(states), self._num_heads, self._num_ranks
         token_ids, probabilities = np.empty(shape, np.int64), np.empty(shape, np.float32)
-        self._kernels.guess(self._description, states, token_ids, probabilities)
+        self._kernels.guess(self._heads, states, token_ids, probabilities)
         if self._token_ids is not None:
             token_ids = self._token_ids[token_ids]
         return HeadGuesses(token_ids, probabilities)
