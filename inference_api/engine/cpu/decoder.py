@@ -160,17 +160,16 @@ class KernelDecoder:
 
     def _turns(self) -> list[Fields]:
         """Returns pointers to each layer's rotary turns; null for layers without rope."""
-        layers = self._rope.layers
-        pointers = {
-            id(turns): {
+        return [
+            {
                 "cos": self._pointer(turns.cosines[self._first_turn :]),
                 "sin": self._pointer(turns.sines[self._first_turn :]),
                 "query_scales": self._pointer_or_null(turns.query_scales),
             }
-            for turns in layers
             if turns is not None
-        }
-        return [pointers.get(id(turns), {}) for turns in layers]
+            else {}
+            for turns in self._rope.layers
+        ]
 
     def _describe(self, cache: PagedCache) -> Fields:
         config = self._config
