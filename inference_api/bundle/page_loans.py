@@ -30,7 +30,7 @@ class _Account:
         """Returns how many pages it keeps when pages are called in, by a row or by drafts."""
         if by_row and self.give_up is not None:
             return self.own_pages
-        return max(self.own_pages, self.pages.num_held)
+        return max(self.own_pages, self.pages.counts.held)
 
     def unneeded_bytes(self, by_row: bool) -> int:
         return (self.pages.limit - self.num_needed(by_row)) * self.pages.layout.page_bytes
@@ -77,7 +77,7 @@ class PageLoans:
         later = [
             (each, account.rows)
             for account in self._accounts
-            if account.rows is not None and account.pages.num_held > account.own_pages
+            if account.rows is not None and account.pages.counts.held > account.own_pages
             for each in account.rows.busy()
             if each.admitted_at_s > row.admitted_at_s and each.finish_reason is None
         ]
@@ -89,7 +89,8 @@ class PageLoans:
 
     def _call_in(self, account: _Account, by_row: bool) -> None:
         if account.unneeded_bytes(by_row):
-            if account.give_up is not None and account.pages.num_held > account.num_needed(by_row):
+            has_too_many = account.pages.counts.held > account.num_needed(by_row)
+            if account.give_up is not None and has_too_many:
                 account.give_up()
             self._limit(account, account.num_needed(by_row))
 
@@ -105,7 +106,7 @@ class PageLoans:
         free_bytes = residency.free_bytes(account.name)
         if not residency.may_lend or free_bytes + could_free < needed_bytes:
             return
-        others.sort(key=lambda each: (each.give_up is not None, each.pages.num_held))
+        others.sort(key=lambda each: (each.give_up is not None, each.pages.counts.held))
         for other in others:
             if residency.free_bytes(account.name) < needed_bytes:
                 self._call_in(other, by_row)

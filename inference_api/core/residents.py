@@ -79,7 +79,8 @@ class FixedModels(Residents):
         free_bytes = self._free_bytes()
         if free_bytes is not None and free_bytes < LOW_MEMORY_BYTES:
             for pages in [each for model in self.models.values() for each in model.all_pages]:
-                pages.trim(pages.num_held + pages.num_cached // 2)
+                held, cached, _ = pages.counts
+                pages.trim(held + cached // 2)
 
     def to_start(self, now_s: float) -> Iterator[LoadedModel]:
         for name, model in self.models.items():

@@ -120,8 +120,10 @@ class LiveState:
         models = dict(self.backend.models)  # a copy, because members come and go
         pages = {name: model.rows.pages for name, model in models.items()}
         return {
-            name: {"held_pages": each.num_held, "cached_pages": each.num_cached}
-            | {"free_pages": each.num_free, "page_tokens": each.tokens_per_page}
+            name: {
+                **{f"{kind}_pages": count for kind, count in each.counts._asdict().items()},
+                "page_tokens": each.tokens_per_page,
+            }
             for name, each in pages.items()
         }
 

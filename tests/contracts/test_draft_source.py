@@ -254,9 +254,9 @@ def test_answers_are_those_without_it(runner: KernelRunner, source: DraftSource)
     assert drafted.num_tried > 0
     if isinstance(source, ModelDrafts):
         pages = source.pages
-        assert pages.num_held == 0
+        assert pages.counts.held == 0
         pages.forget_cached()
-        assert pages.num_free == pages.limit
+        assert pages.counts.free == pages.limit
 
 
 class Checked:

@@ -94,35 +94,25 @@ class RowPages:
         return self.page_tokens / self.layout.num_groups
 
     @property
-    def num_free(self) -> int:
-        return self._pool.num_free
-
-    @property
-    def num_cached(self) -> int:
-        """Pages that no row holds, kept for later prompts. They can be taken like free ones."""
-        return self._pool.num_cached
-
-    @property
-    def num_held(self) -> int:
-        return self.counts.held
-
-    @property
     def limit(self) -> int:
         """The most pages that may have memory."""
         return self._pool.limit
 
     @property
     def counts(self) -> PageCounts:
-        free, cached = self.num_free, self.num_cached  # read once each, because they may change
+        """Cached pages can be taken like free ones."""
+        # Read once each, because they may change.
+        free, cached = self._pool.num_free, self._pool.num_cached
         return PageCounts(self._pool.limit - free - cached, cached, free)
 
     def can_reserve(self, num_pages: int) -> bool:
         """Returns whether `num_pages` more pages can be taken, be they free, borrowed or cached."""
-        if self.borrow is not None and (missing := num_pages - self.num_free) > 0:
-            self.borrow(missing, missing - self.num_cached)
-        if self.disk is not None and num_pages > self.num_free + self.num_cached:
+        pool = self._pool
+        if self.borrow is not None and (missing := num_pages - pool.num_free) > 0:
+            self.borrow(missing, missing - pool.num_cached)
+        if self.disk is not None and num_pages > pool.num_free + pool.num_cached:
             self.disk.finish()
-        return num_pages <= self._pool.num_free + self._pool.num_cached
+        return num_pages <= pool.num_free + pool.num_cached
 
     def can_begin(self, root: Hashable, tokens: Sequence[int], num_spare: int) -> bool:
         """Returns whether there are pages for the `tokens` that no row holds, and another
@@ -130,7 +120,7 @@ class RowPages:
         full. Held pages of layers with a window do not count, because they may be gone by then."""
         layout, size = self.layout, self.page_tokens
         missing = layout.row_pages(len(tokens)) + num_spare * layout.num_groups
-        missing -= self.num_free + self.num_cached
+        missing -= self._pool.num_free + self._pool.num_cached
         if missing > 0 and self.borrow is not None:
             before = self.limit
             self.borrow(missing, missing)
@@ -231,7 +221,7 @@ class RowPages:
     def trim(self, num_pages: int) -> None:
         """Release memory until at most `num_pages` pages have any, or only those that rows hold.
         Evicts cached pages, the least recently used first."""
-        while self.num_held + self.num_cached > num_pages and self._evict():
+        while self.limit - self._pool.num_free > num_pages and self._evict():
             pass
         if given_back := self._pool.give_back(self._pool.num_touched - num_pages):
             self._memory.give_back(given_back)

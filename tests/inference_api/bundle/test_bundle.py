@@ -261,7 +261,7 @@ def test_rows_of_a_pair_share_the_memory_of_one_in_both_of_its_models(
     assert together == [alone.ask("eight", each, max_tokens=120).token_ids for each in PROMPTS]
     eventually(lambda: not serving.backend.snapshot.busy_rows)
     pages = serving.backend.models["pair"].all_pages
-    assert [(each.num_held, each.limit) for each in pages] == [(0, 256 // 32)] * 2
+    assert [(each.counts.held, each.limit) for each in pages] == [(0, 256 // 32)] * 2
     bundle = serving.backend.settings.bundle
     assert bundle is not None
     used = check_bundle(bundle, serving.backend.settings).utilization

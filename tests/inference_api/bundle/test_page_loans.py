@@ -80,8 +80,8 @@ class Members(RuleBasedStateMachine):
                         add(DRAFT_PAGES[name], partial(self.give_up, name))
                 case Unload(name):
                     self.loans.remove(name)
-                    assert self.tables.pop(name).pages.num_held == 0
-                    assert name not in self.drafts or self.drafts.pop(name).num_held == 0
+                    assert self.tables.pop(name).pages.counts.held == 0
+                    assert name not in self.drafts or self.drafts.pop(name).counts.held == 0
                     self.residency.unloaded(name, self.now_s)
         for table in self.tables.values():
             table.resume()
@@ -188,7 +188,7 @@ class Members(RuleBasedStateMachine):
 
     def borrows(self, row: UserRow) -> bool:
         name = row.request.model
-        return self.tables[name].pages.num_held > OWN_PAGES[name]
+        return self.tables[name].pages.counts.held > OWN_PAGES[name]
 
     @invariant()
     def the_budget_is_kept(self) -> None:
@@ -219,10 +219,10 @@ class Members(RuleBasedStateMachine):
             pages = table.pages
             assert pages.limit == OWN_PAGES[name]
             pages.forget_cached()
-            assert pages.num_free == pages.limit
+            assert pages.counts.free == pages.limit
             assert self.residency.snapshot().members[name].state is MemberState.RESIDENT
         for name, drafts in self.drafts.items():
-            assert (drafts.num_held, drafts.limit) == (0, DRAFT_PAGES[name])
+            assert (drafts.counts.held, drafts.limit) == (0, DRAFT_PAGES[name])
 
 
 TestMembers = Members.TestCase
@@ -243,8 +243,8 @@ def test_long_prompts_use_what_idle_members_do_not() -> None:
         other.begin(index, "b", (index + 5,) * (MAX_TOKENS - 1))
         assert other.reserve(index, MAX_TOKENS)
     assert other.counts == (3 * ROW_PAGES, 0, 0)
-    assert pages.num_held == ROW_PAGES
-    assert not pages.num_cached, "the end of another member's row needed what was cached beyond"
+    assert pages.counts.held == ROW_PAGES
+    assert not pages.counts.cached, "the end of another member's row needed what was cached beyond"
 
 
 def test_what_pauses_is_the_row_admitted_last_of_all_members_that_borrow() -> None:
@@ -278,10 +278,10 @@ def test_drafts_lose_borrowed_pages_to_a_row_and_not_to_other_drafts() -> None:
     members.loans.add_draft("a", other, 0, lambda: None)
     other.begin(0, "a", prompt)
     assert not other.reserve(0, MAX_TOKENS)
-    assert drafts.num_held == 2 * ROW_PAGES
+    assert drafts.counts.held == 2 * ROW_PAGES
     pages.begin(1, "a", (6,) * (MAX_TOKENS - 1))
     assert pages.reserve(1, MAX_TOKENS)
-    assert (drafts.num_held, drafts.limit) == (0, DRAFT_PAGES["b"])
+    assert (drafts.counts.held, drafts.limit) == (0, DRAFT_PAGES["b"])
 
 
 def test_a_row_that_ends_leaves_a_copy_of_its_recurrent_state_in_borrowed_pages() -> None:

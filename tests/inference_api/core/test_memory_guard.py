@@ -13,22 +13,22 @@ def test_half_of_what_is_cached_goes_at_every_look_while_memory_is_low() -> None
         loop.step(3)
     (model,) = loop.backend.models.values()
     pages = model.rows.pages
-    assert pages.num_cached >= 16
+    assert pages.counts.cached >= 16
     free_bytes: list[int | None] = [LOW_MEMORY_BYTES]
     queue = InputQueue(8, {NAME: 2})
     models = FixedModels([model], queue, Batching.of(loop.backend.settings), lambda: free_bytes[-1])
-    cached = [pages.num_cached]
+    cached = [pages.counts.cached]
     for look in range(3):
         models.turn(look * MEMORY_LOOKS_S)
-        cached.append(pages.num_cached)
+        cached.append(pages.counts.cached)
     assert cached[1] == cached[0]  # as much as that is not little
     free_bytes.append(LOW_MEMORY_BYTES - 1)
     models.turn(2.5 * MEMORY_LOOKS_S)  # too early for a look
-    assert pages.num_cached == cached[0]
+    assert pages.counts.cached == cached[0]
     for look in (3, 4):
         models.turn(look * MEMORY_LOOKS_S)
-        cached.append(pages.num_cached)
+        cached.append(pages.counts.cached)
     assert cached[-2:] == [cached[0] // 2, cached[0] // 4]
     free_bytes.append(None)  # not known
     models.turn(5 * MEMORY_LOOKS_S)
-    assert pages.num_cached == cached[-1]
+    assert pages.counts.cached == cached[-1]

@@ -103,9 +103,9 @@ class Server:
         counts = [told.pages, told.draft_pages][: len(model.all_pages)]
         assert counts == [pages.counts for pages in model.all_pages]
         for pages in model.all_pages:
-            assert pages.num_held == 0
+            assert pages.counts.held == 0
             pages.forget_cached()
-            assert pages.num_free == pages.counts.total
+            assert pages.counts.free == pages.counts.total
 
 
 @cache
@@ -271,9 +271,9 @@ def test_of_120_requests_none_is_lost_stuck_or_changed() -> None:
     backend.step()
     rows = backend.models[NAME].rows
     assert backend.snapshot.totals.pauses > 0
-    assert (len(rows), rows.paused, rows.pages.num_held) == (0, [], 0)
+    assert (len(rows), rows.paused, rows.pages.counts.held) == (0, [], 0)
     rows.pages.forget_cached()
-    assert rows.pages.num_free == rows.pages.counts.total
+    assert rows.pages.counts.free == rows.pages.counts.total
 
 
 def test_a_prompt_as_long_as_all_pages_is_answered_beside_others(ample: Ample) -> None:

@@ -94,9 +94,9 @@ def test_rows_read_side_by_side(folder: Path, forgetful: Server, tmp_path: Path)
         assert server.answers(prompts) == alone
         server.stop()
     pages = server.backend.models[NAME].rows.pages
-    assert pages.num_held == 0
+    assert pages.counts.held == 0
     pages.forget_cached()
-    assert pages.num_free == pages.counts.total
+    assert pages.counts.free == pages.counts.total
 
 
 def test_rows_decode_while_others_are_read(
@@ -157,7 +157,7 @@ def test_a_disk_that_is_stuck_holds_up_no_row(
 
     def is_done(model: LoadedModel) -> bool:
         model.wait_for_pages()
-        return not model.rows.pages.num_held
+        return not model.rows.pages.counts.held
 
     def read_late(*given: Any) -> bool:
         assert goes_on.wait(60)

@@ -98,9 +98,9 @@ def test_rows_that_pause_say_what_they_would(
         assert server.answers(prompts, 150) == alone
     rows = server.backend.models[NAME].rows
     assert server.backend.snapshot.totals.pauses > 0
-    assert (len(rows), rows.paused, rows.pages.num_held) == (0, [], 0)
+    assert (len(rows), rows.paused, rows.pages.counts.held) == (0, [], 0)
     rows.pages.forget_cached()
-    assert rows.pages.num_free == rows.pages.counts.total
+    assert rows.pages.counts.free == rows.pages.counts.total
 
 
 def test_a_smaller_model_may_guess(folder: Path, forgetful: Server, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_what_another_row_has_is_copied() -> None:
     run(pages, 1, ONES + TWOS + ONES[:10])
     assert start(pages, 2, ONES + TWOS + ONES + TWOS) == 2 * PAGE_TOKENS + 9
     assert memory.copies == [(4, 8), (5, 9), (6, 10)]
-    assert pages.num_held == 4
+    assert pages.counts.held == 4
 
 
 def test_a_row_that_begins_evicts_what_it_had_and_what_follows_it() -> None:
@@ -90,7 +90,7 @@ def test_rows_that_compute_the_same_keep_their_own_pages() -> None:
     pages.seal(1, PAGE_TOKENS)
     assert memory.tables == {0: [0], 1: [4]}
     pages.end(0, PAGE_TOKENS)
-    assert (pages.num_held, pages.num_cached) == (1, 1)
+    assert (pages.counts.held, pages.counts.cached) == (1, 1)
 
 
 def test_a_conversation_goes_on_where_it_is() -> None:

@@ -172,11 +172,11 @@ class Rows(RuleBasedStateMachine):
 
     @rule(num_pages=st.integers(0, MAX_ROWS * ROW_PAGES))
     def trim(self, num_pages: int) -> None:
-        num_held, num_used = self.pages.num_held, self.num_pages - self.pages.num_free
+        num_held, num_used = self.pages.counts.held, self.num_pages - self.pages.counts.free
         self.memory.given_back.clear()
         self.pages.trim(num_pages)
-        assert self.pages.num_held == num_held
-        left = self.num_pages - self.pages.num_free
+        assert self.pages.counts.held == num_held
+        left = self.num_pages - self.pages.counts.free
         if self.is_bound:  # a cached page stays while a row has a copy of it
             num_held += num_held
         elif len(self.windows) == 1 and not self.state_pages:  # else several go together
@@ -232,9 +232,9 @@ class Rows(RuleBasedStateMachine):
         tables.update(self._read_ahead())
         for page in range(self.num_pages):
             assert holders(pool, page) == tables[page] + (page in tree.nodes)
-        assert self.pages.num_free == self.num_pages - len(tables.keys() | tree.nodes.keys())
-        assert self.pages.num_cached == len(tree.nodes.keys() - tables.keys())
-        assert self.pages.num_held == len(tables)
+        assert self.pages.counts.free == self.num_pages - len(tables.keys() | tree.nodes.keys())
+        assert self.pages.counts.cached == len(tree.nodes.keys() - tables.keys())
+        assert self.pages.counts.held == len(tables)
         for row, held in self.pages._rows.items():
             assert not held.nodes or held.nodes[-1] in tree.nodes.values()
             for group, table in enumerate(held.tables):
@@ -248,7 +248,7 @@ class Rows(RuleBasedStateMachine):
         if self.pages.disk is not None:
             self.pages.disk.finish()
         self.pages.forget_cached()
-        assert self.pages.num_free == self.num_pages
+        assert self.pages.counts.free == self.num_pages
 
     def _pick(self, at: int) -> tuple[int, Text]:
         return list(self.texts.items())[at % len(self.texts)]
@@ -297,7 +297,7 @@ class Rows(RuleBasedStateMachine):
 
     def _counts(self) -> tuple[int, int, dict[int, list[list[int]]]]:
         tables = {row: [*map(list, held.tables)] for row, held in self.pages._rows.items()}
-        return self.pages.num_free, self.pages.num_cached, tables
+        return self.pages.counts.free, self.pages.counts.cached, tables
 
 
 class BoundRows(Rows):

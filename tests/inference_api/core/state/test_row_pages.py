@@ -32,7 +32,7 @@ def test_pages_are_reserved_up_to_a_position() -> None:
     assert memory.tables == {0: [0]}
     assert pages.reserve(0, PAGE_TOKENS + 1)
     assert memory.tables == {0: [0, 1]}
-    assert (pages.num_free, pages.num_cached, pages.num_held) == (1, 0, 2)
+    assert (pages.counts.free, pages.counts.cached, pages.counts.held) == (1, 0, 2)
 
 
 def test_where_pages_cannot_be_had_nothing_changes() -> None:
@@ -41,14 +41,14 @@ def test_where_pages_cannot_be_had_nothing_changes() -> None:
     pages.begin(0, "model", TWOS)
     pages.begin(1, "model", TWOS)
     assert pages.reserve(0, 2 * PAGE_TOKENS)
-    assert pages.num_cached == 1
+    assert pages.counts.cached == 1
     assert not pages.can_reserve(2)
     assert not pages.reserve(1, 2 * PAGE_TOKENS)
-    assert pages.num_cached == 1
+    assert pages.counts.cached == 1
     assert 1 not in memory.tables
     assert pages.can_reserve(1)
     assert pages.reserve(1, PAGE_TOKENS)
-    assert (pages.num_free, pages.num_cached, pages.num_held) == (0, 0, 3)
+    assert (pages.counts.free, pages.counts.cached, pages.counts.held) == (0, 0, 3)
 
 
 def test_a_prompt_shares_whole_pages_and_copies_the_beginning_of_one() -> None:
@@ -79,7 +79,7 @@ def test_what_was_written_behind_the_end_of_an_answer_is_not_reused() -> None:
     pages.begin(0, "model", ONES)
     assert pages.reserve(0, 40)
     pages.end(0, 40, (2,) * 9)
-    assert pages.num_cached == 2
+    assert pages.counts.cached == 2
     assert pages.begin(0, "model", ONES + TWOS + TWOS) == PAGE_TOKENS + 9
 
 
@@ -88,12 +88,12 @@ def test_a_row_takes_the_page_that_another_has_sealed() -> None:
     for row in (0, 1):
         pages.begin(row, "model", ONES + TWOS)
         assert pages.reserve(row, PAGE_TOKENS + 1)
-    assert pages.num_held == 4
+    assert pages.counts.held == 4
     pages.seal(0, PAGE_TOKENS)
     pages.seal(1, PAGE_TOKENS)
     assert memory.tables[1][0] == memory.tables[0][0]
     assert memory.tables[1][1] != memory.tables[0][1]
-    assert pages.num_held == 3
+    assert pages.counts.held == 3
 
 
 def test_a_prompt_that_waits_takes_over_what_was_sealed_meanwhile() -> None:
@@ -105,7 +105,7 @@ def test_a_prompt_that_waits_takes_over_what_was_sealed_meanwhile() -> None:
     pages.seal(0, 30)
     assert pages.begin(1, "model", prompt) == 2 * PAGE_TOKENS
     assert memory.tables[1][:2] == memory.tables[0][:2]
-    assert pages.num_held == 4
+    assert pages.counts.held == 4
     pages.end(0, 33)
     assert pages.begin(1, "model", prompt) == 2 * PAGE_TOKENS + 9
     assert memory.copies == [(memory.tables[0][2], memory.tables[1][2])]
@@ -143,14 +143,14 @@ def test_the_end_of_a_request_is_dropped_where_no_page_is_left_to_copy_it_to() -
     assert pages.begin(1, "model", ONES[:9]) == 8
     assert pages.begin(2, "model", ONES[:9]) == 0
     assert len(memory.copies) == 1
-    assert (pages.num_held, pages.num_free) == (3, 0)
+    assert (pages.counts.held, pages.counts.free) == (3, 0)
 
 
 def test_a_page_that_is_copied_is_not_the_one_evicted_for_it() -> None:
     pages, memory = make_pages(num_pages=2, max_rows=1)
     run(pages, ONES)
     run(pages, TWOS)
-    assert pages.num_free == 0
+    assert pages.counts.free == 0
     assert pages.begin(0, "model", ONES[:10] + TWOS) == 10
     assert memory.copies == [(0, 1)]
 
@@ -158,9 +158,9 @@ def test_a_page_that_is_copied_is_not_the_one_evicted_for_it() -> None:
 def test_a_page_is_not_evicted_for_its_own_copy() -> None:
     pages, memory = make_pages(num_pages=1, max_rows=1)
     run(pages, ONES)
-    assert pages.num_cached == 1
+    assert pages.counts.cached == 1
     assert pages.begin(0, "model", ONES[:10] + TWOS) == 0
-    assert (memory.copies, pages.num_held, pages.num_cached) == ([], 0, 1)
+    assert (memory.copies, pages.counts.held, pages.counts.cached) == ([], 0, 1)
 
 
 def test_what_no_row_holds_is_forgotten() -> None:
@@ -168,7 +168,7 @@ def test_what_no_row_holds_is_forgotten() -> None:
     run(pages, ONES + TWOS + ONES)
     assert pages.begin(1, "model", ONES + TWOS[:3]) == PAGE_TOKENS
     pages.forget_cached()
-    assert (pages.num_free, pages.num_cached, pages.num_held) == (5, 0, 1)
+    assert (pages.counts.free, pages.counts.cached, pages.counts.held) == (5, 0, 1)
     assert pages.begin(0, "model", ONES + TWOS) == PAGE_TOKENS
 
 
@@ -178,14 +178,14 @@ def test_memory_is_given_back_down_to_so_many_pages() -> None:
     old = memory.tables[0][1]
     run(pages, (*TWOS, *TWOS, 3))
     assert pages.begin(1, "model", (*ONES, 3)) == PAGE_TOKENS
-    assert (pages.num_held, pages.num_cached, pages.num_free) == (1, 3, 5)
+    assert (pages.counts.held, pages.counts.cached, pages.counts.free) == (1, 3, 5)
     pages.trim(5)
     assert memory.given_back == []
     pages.trim(3)
     assert memory.given_back == [old]
-    assert (pages.num_held, pages.num_cached, pages.num_free) == (1, 2, 6)
+    assert (pages.counts.held, pages.counts.cached, pages.counts.free) == (1, 2, 6)
     pages.trim(0)
-    assert (pages.num_held, pages.num_cached, pages.num_free) == (1, 0, 8)
+    assert (pages.counts.held, pages.counts.cached, pages.counts.free) == (1, 0, 8)
     assert set(memory.given_back) == {0, 1, 2, 3} - {memory.tables[1][0]}
     memory.given_back.clear()
     pages.trim(0)
@@ -204,7 +204,7 @@ def test_memory_is_prepared_for_what_is_on_disk_until_some_is_given_back() -> No
     folder.put(PageRecord(b"key", 1, b""))
     while pages.disk.prepare():
         pass
-    assert pages._pool.num_touched == pages.num_free == 20
+    assert pages._pool.num_touched == pages.counts.free == 20
     pages.trim(5)
     assert not pages.disk.prepare()
     assert pages._pool.num_touched == 5
@@ -238,25 +238,25 @@ def test_a_window_gives_back_what_it_has_passed() -> None:
     pages, memory = make_pages(num_pages=12, max_rows=2, windows=WINDOWS, reuse="nothing")
     pages.begin(0, "model", ONES * 5)
     assert pages.reserve(0, 4 * PAGE_TOKENS)
-    assert pages.num_held == 8
+    assert pages.counts.held == 8
     pages.seal(0, 3 * PAGE_TOKENS - 2)
-    assert (pages.num_held, pages.num_free) == (8, 4)
+    assert (pages.counts.held, pages.counts.free) == (8, 4)
     pages.seal(0, 3 * PAGE_TOKENS - 1)
-    assert (pages.num_held, pages.num_free) == (7, 5)
+    assert (pages.counts.held, pages.counts.free) == (7, 5)
     pages.seal(0, 4 * PAGE_TOKENS)
-    assert (pages.num_held, pages.num_free) == (6, 6)
+    assert (pages.counts.held, pages.counts.free) == (6, 6)
     assert pages.reserve(0, 5 * PAGE_TOKENS)
     passed = set(memory.groups[0, 1][:2])
     assert memory.groups[0, 0][4] in passed
     pages.end(0, 5 * PAGE_TOKENS)
-    assert pages.num_free == 12
+    assert pages.counts.free == 12
 
 
 def test_a_prompt_shares_of_a_window_what_it_sees() -> None:
     pages, memory = make_pages(num_pages=20, max_rows=2, windows=WINDOWS)
     run(pages, ONES * 4 + (3,))
     assert pages.begin(1, "model", ONES * 4 + TWOS) == 4 * PAGE_TOKENS
-    assert pages.num_held == 4 + 2
+    assert pages.counts.held == 4 + 2
     assert memory.groups[1, 0] == memory.groups[0, 0][:4]
     assert memory.groups[1, 1][2:] == memory.groups[0, 1][2:4]
 
