@@ -12,8 +12,13 @@ One member at a time has the *ticket* and is loaded next: see `tickets`. A reque
     patience + (requests waiting when it came + 1) * (residence + longest run + load timeout)
 
 where residence is the larger of `min_residence_s` and `RESIDENCE_LOADS` times the last load.
+
+Each loaded member is guaranteed its `rows_min` rows. Members borrow the remaining rows one by one:
+the next goes to the member that uses the smallest share of its `rows_max`. Rows are never taken
+away.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from inference_api.bundle.members import (
@@ -30,7 +35,6 @@ from inference_api.bundle.members import (
     Unload,
     UnloadMode,
 )
-from inference_api.bundle.row_shares import RowShares
 from inference_api.bundle.states import UNLOADED, MemberStates
 from inference_api.bundle.tickets import Tickets
 from inference_api.core.input_queue import Waiting
@@ -48,10 +52,15 @@ class Residency:
         assert all(1 <= each.rows_min <= each.rows_max for each in needs.values())
         assert sum(each.rows_min for each in needs.values()) <= policy.user_rows
         self._states = MemberStates(needs, policy)
-        self._members, self._memory = self._states.by_name, self._states.memory
-        self._rows = RowShares(self._states)
-        self._tickets = Tickets(self._states, self._rows)
+        self._members = self._states.by_name
+        self._tickets = Tickets(self._states)
+        self._num_running = 0
+        self._num_owed = 0  # free rows that are kept for members below their `rows_min`
+        self._num_started = Counter[str]()  # waiting requests that got a row in this turn
         self._arrived: list[Member] = []  # members that were loaded since the last turn
+        self.may_lend = True
+        """Whether rows and pages beyond the guaranteed ones may take memory. False while a member
+        waits for room."""
         self._is_at_rest = True  # nothing is to do until a request comes for an unloaded member
         self._snapshot: ResidencySnapshot | None = None
 
@@ -62,7 +71,7 @@ class Residency:
         which requests wait."""
         states = self._states
         states.waiting = waiting
-        self._rows.begin_turn()
+        self._num_started.clear()
         if self._is_at_rest and not states.has_news and waiting.keys() <= states.ready:
             return ()
         self._protect_arrived()
@@ -76,18 +85,52 @@ class Residency:
     def order(self) -> list[str]:
         """Returns the members that may start a request, best first. Call it again after each
         start."""
-        return self._rows.order()
+        waiting = self._states.waiting
+        names = [name for name in waiting if self.may_start(name) and self._num_waiting(name)]
+        return sorted(names, key=self._place) if len(names) > 1 else names
+
+    def may_start(self, name: str) -> bool:
+        """Returns whether a request of this member may take a row now."""
+        member = self._members[name]
+        needs, num_running = member.needs, member.num_running
+        if (
+            member.state is not MemberState.RESIDENT
+            or num_running >= needs.rows_max
+            or self._num_running >= self._states.policy.user_rows
+        ):
+            return False
+        if num_running < needs.rows_min:
+            return True
+        has_memory = self.may_lend and needs.row_bytes <= self._states.free_bytes
+        has_row = self._num_running + self._num_owed < self._states.policy.user_rows
+        return has_row and (has_memory or not needs.row_bytes)
 
     def started(self, name: str, now_s: float) -> None:
         """Note that a request of this member took a row, as `order` allowed."""
-        self._rows.started(name)
-        self._members[name].last_used_s = now_s
+        assert self.may_start(name), "a row is taken only by whom it is given"
+        member = self._members[name]
+        if member.num_owed:
+            self._num_owed -= 1
+        else:
+            self._states.borrowed_bytes += member.needs.row_bytes
+        member.num_running += 1
+        self._num_running += 1
+        self._num_started[name] += 1
+        self._states.last_to_start = name
+        member.last_used_s = now_s
         self._snapshot = None
 
     def ended(self, name: str, now_s: float) -> None:
         """Note that a request of this member returned its row."""
-        self._rows.ended(name)
-        self._members[name].last_used_s = now_s
+        member = self._members[name]
+        assert member.num_running > 0, "a row is given back once"
+        member.num_running -= 1
+        self._num_running -= 1
+        if not member.num_owed:
+            self._states.borrowed_bytes -= member.needs.row_bytes
+        elif member.state is MemberState.RESIDENT:
+            self._num_owed += 1
+        member.last_used_s = now_s
         self._snapshot = None
 
     def is_sure(self, name: str) -> bool:
@@ -99,26 +142,22 @@ class Residency:
         loaded one from starting a waiting request."""
         asked = [each for each in self._members.values() if each.asked_s is not None]
         for member in [*map(self._members.__getitem__, waiting), *asked]:
-            is_held = member.name in self._memory.holders
+            is_held = member.name in self._states.holders
             has_room = self.free_bytes(member.name) >= 0 or bool(member.num_owed)
-            if not (has_room if is_held else self._memory.has_room_for(member)):
+            if not (has_room if is_held else self._states.has_room_for(member)):
                 return True
         return False
 
-    @property
-    def may_lend(self) -> bool:
-        """Whether pages beyond those of guaranteed rows may take memory. False while a member waits
-        for room."""
-        return self._rows.may_borrow
-
     def free_bytes(self, name: str) -> int:
         """Returns the bytes that pages of this member may take if it also gets another row."""
-        return self._memory.free_bytes - self._members[name].needs.row_bytes
+        return self._states.free_bytes - self._members[name].needs.row_bytes
 
     def lend(self, name: str, num_bytes: int) -> None:
         """Note how many bytes the member's pages take beyond those of its guaranteed rows."""
-        self._memory.lend(self._members[name], num_bytes)
-        assert self._memory.free_bytes >= 0, "only what is free is lent"
+        member, states = self._members[name], self._states
+        states.borrowed_bytes += num_bytes - member.lent_bytes
+        member.lent_bytes = num_bytes
+        assert states.free_bytes >= 0, "only what is free is lent"
         self._snapshot = None
 
     def switch_of(self, name: str, came_s: float) -> Switch | None:
@@ -137,11 +176,11 @@ class Residency:
         if self._snapshot is None or self._states.has_news:
             holder = self._tickets.holder
             self._snapshot = ResidencySnapshot(
-                used_bytes=self._memory.used_bytes,
-                num_running=self._rows.num_running,
+                used_bytes=self._states.used_bytes,
+                num_running=self._num_running,
                 loading_next=None if holder is None else holder.name,
                 members={
-                    name: member.snapshot(is_held=name in self._memory.holders)
+                    name: member.snapshot(is_held=name in self._states.holders)
                     for name, member in self._members.items()
                 },
             )
@@ -174,14 +213,14 @@ class Residency:
         """See `Tickets.load_failed`."""
         member = self._members[name]
         self._states.answered(name, now_s)
-        self._memory.release(member)
+        self._states.release(member)
         self._tickets.load_failed(member, reason, failure)
 
     def unloaded(self, name: str, now_s: float) -> None:
         member = self._members[name]
         assert name in self._states.at_loader, "no Unload was issued"
         self._states.answered(name, now_s)
-        self._memory.release(member)
+        self._states.release(member)
         self._states.become(member, member.unloaded_state)
 
     def source_changed(self, name: str) -> None:
@@ -219,7 +258,7 @@ class Residency:
             and mode is UnloadMode.IDLE
             and not states.is_idle(member)
         ):
-            raise MemberBusy(name, member.num_running, self._rows.num_waiting(name))
+            raise MemberBusy(name, member.num_running, self._num_waiting(name))
         member.asked_s = None
         if member.state in (MemberState.RESIDENT, MemberState.DRAINING):
             states.drain(member, Eviction.OPERATOR, now_s)
@@ -227,6 +266,21 @@ class Residency:
             states.effects.append(EndRows(name))
 
     # --- parts ----------------------------------------------------------------------------
+
+    def _num_waiting(self, name: str) -> int:
+        waiting = self._states.waiting.get(name)
+        return 0 if waiting is None else waiting.num_requests - self._num_started[name]
+
+    def _place(self, name: str) -> tuple[bool, float, float]:
+        """Returns a sort key. Members below their `rows_min` come first, the longest wait first, so
+        that no later request passes the oldest one. Then come the others, smallest share first."""
+        member, came_s = self._members[name], self._states.waiting[name].oldest_came_s
+        if not member.num_owed:
+            return True, member.num_running / member.needs.rows_max, came_s
+        # Only the oldest arrival is known. Members with requests from before they were loaded go
+        # first; after that, members take turns.
+        num_started = 0 if came_s < member.ready_s else self._num_started[name]
+        return False, num_started, came_s
 
     def _protect_arrived(self) -> None:
         """Protect newly loaded members from eviction for a while, if requests wait for them."""
@@ -251,12 +305,12 @@ class Residency:
                 self._states.effects.append(Refuse(name, member.reason))
 
     def _settle(self, now_s: float) -> None:
-        """Update the row shares after this turn's decisions, and whether the next turn may rest."""
+        """Update the row counts after this turn's decisions, and whether the next turn may rest."""
         states, holder = self._states, self._tickets.holder
         sure = states.those(MemberState.RESIDENT)
-        self._rows.owe(sure if holder is None else [*sure, holder])
-        may_borrow = not self._tickets.waits_for_room or states.is_loader_overdue(now_s)
-        self._rows.may_borrow = may_borrow
+        sure += [] if holder is None else [holder]
+        self._num_owed = sum([each.num_owed for each in sure])
+        self.may_lend = not self._tickets.waits_for_room or states.is_loader_overdue(now_s)
         self._is_at_rest = holder is None and not states.at_loader
         self._is_at_rest &= not states.those(MemberState.DRAINING)
         states.has_news = False

@@ -7,7 +7,6 @@ One member at a time holds the *ticket*. It is loaded next, because its oldest w
 import math
 from dataclasses import dataclass, field
 
-from inference_api.bundle.fast_memory import needed_bytes
 from inference_api.bundle.members import (
     Eviction,
     Failure,
@@ -17,8 +16,7 @@ from inference_api.bundle.members import (
     Refuse,
     Stay,
 )
-from inference_api.bundle.row_shares import RowShares
-from inference_api.bundle.states import UNLOADED, MemberStates
+from inference_api.bundle.states import UNLOADED, MemberStates, needed_bytes
 
 
 @dataclass(slots=True)
@@ -36,9 +34,8 @@ class _Ticket:
 class Tickets:
     """Gives out the ticket, makes room for its holder, and has it loaded."""
 
-    def __init__(self, states: MemberStates, rows: RowShares) -> None:
-        self._states, self._rows = states, rows
-        self._memory = states.memory
+    def __init__(self, states: MemberStates) -> None:
+        self._states = states
         self._ticket: _Ticket | None = None
 
     @property
@@ -115,12 +112,13 @@ class Tickets:
             member = min(states.those(*UNLOADED), key=states.head_came_s, default=None)
             if member is None or (head_came_s := states.head_came_s(member)) == math.inf:
                 return
-            over_bytes = needed_bytes({*states.pinned, member}) - self._memory.limit_bytes
+            over_bytes = needed_bytes({*states.pinned, member})
+            over_bytes -= states.policy.fast_memory_limit_bytes
             if over_bytes > 0:
                 reason = f"fast_memory_limit leaves it {over_bytes} bytes less than it needs"
                 self.fail(member, Failure.TOO_LARGE, reason)
             else:
-                self._ticket = _Ticket(member, head_came_s, now_s, self._rows.last_to_start)
+                self._ticket = _Ticket(member, head_came_s, now_s, states.last_to_start)
 
     def _serve(self, now_s: float) -> None:
         ticket, states = self._ticket, self._states
@@ -130,7 +128,7 @@ class Tickets:
             ticket.must_free_idle = False
             for idle in states.idle(states.unpinned()):
                 self._evict(ticket, idle, Eviction.MEMORY, now_s)
-        elif not self._memory.has_room_for(ticket.member):
+        elif not states.has_room_for(ticket.member):
             self._make_room(ticket, now_s)
         elif not states.at_loader:
             self._load(ticket, now_s)
@@ -138,19 +136,19 @@ class Tickets:
     def _make_room(self, ticket: _Ticket, now_s: float) -> None:
         """Drain as few members as make room: only idle ones, but once the head has waited longer
         than `patience_s`, also members whose waiting requests all came later than it."""
-        memory, states, staying = self._memory, self._states, self._memory.staying()
+        states, staying = self._states, self._states.staying()
         borrowed_bytes = sum([each.borrowed_bytes for each in staying])
         # While victims drain, borrowed memory is returned and none is lent, so it does not count.
-        if memory.has_room_beside(ticket.member, staying, 0 if ticket.victims else borrowed_bytes):
+        if states.has_room_beside(ticket.member, staying, 0 if ticket.victims else borrowed_bytes):
             return
         leaving = [each for each in states.unpinned() if each.protected_until_s <= now_s]
         idle = states.idle(leaving)
-        victims = memory.fewest_to_leave(ticket.member, idle, borrowed_bytes)
+        victims = states.fewest_to_leave(ticket.member, idle, borrowed_bytes)
         if not victims and now_s - ticket.head_came_s > states.policy.patience_s:
             others = [each for each in leaving if states.head_came_s(each) > ticket.head_came_s]
             busy = [each for each in others if each not in idle]
             busy.sort(key=lambda each: each.ready_s)
-            victims = memory.fewest_to_leave(ticket.member, [*idle, *busy], 0)
+            victims = states.fewest_to_leave(ticket.member, [*idle, *busy], 0)
         for victim in victims:
             eviction = Eviction.IDLE if victim in idle else Eviction.PATIENCE
             self._evict(ticket, victim, eviction, now_s)
@@ -166,7 +164,7 @@ class Tickets:
         if member.ready_s < math.inf:
             member.earlier_stay = member.stay
         member.stay = Stay(ticket.head_came_s, ticket.issued_s, now_s, ticket.from_name)
-        self._memory.hold(member)
+        self._states.hold(member)
         self._states.become(member, MemberState.LOADING)
         self._states.send(LoadMember(member.name), now_s)
 

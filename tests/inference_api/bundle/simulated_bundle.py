@@ -218,7 +218,7 @@ class SimulatedBundle:
         residency = self.residency
         while names := residency.order():
             name = names[0]
-            assert all(map(residency._rows.may_start, names))
+            assert all(map(residency.may_start, names))
             request = self.queues[name].pop(0)
             residency.started(name, self.now_s)
             request.started_s = self.now_s

@@ -13,9 +13,9 @@ from unittest.mock import patch
 import pytest
 
 from inference_api.bundle.check import check_bundle
-from inference_api.bundle.fast_memory import needed_bytes
 from inference_api.bundle.members import Member, MemberState, UnloadMode
 from inference_api.bundle.residents import BundleResidents, bundle_of, needs_of
+from inference_api.bundle.states import needed_bytes
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
