@@ -127,12 +127,6 @@ class BundleMember(Keys):
     def is_loaded_at_start(self) -> bool:
         return self.pinned or self.load == "start"
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """All sources from which the member is loaded."""
-        draft = None if self.draft is None else self.draft.source
-        return tuple(each for each in (self.source, draft, self.medusa_heads) if each is not None)
-
 
 class RouterSettings(Keys):
     """How a member is chosen for requests to `auto`."""

@@ -114,8 +114,10 @@ def test_sources_are_found_from_the_folder_of_the_file(tmp_path: Path) -> None:
     )
     first, second = read_bundle(file).members
     folder = (tmp_path / "bundle").resolve()
-    assert first.sources == (str(folder / "model"), str(folder / "draft"), str(folder / "heads"))
-    assert second.sources == ("owner/elsewhere",)
+    assert (first.source, first.medusa_heads) == (str(folder / "model"), str(folder / "heads"))
+    assert first.draft is not None
+    assert first.draft.source == str(folder / "draft")
+    assert second.source == "owner/elsewhere"
 
 
 def test_bundle_cannot_be_changed() -> None:
