@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from flask import Blueprint, Response
-from pydantic import Field, Tag
+from pydantic import Field
 
 from common.operations import operation
 from inference_api.apis.answering import Answering, encoded
@@ -26,13 +26,12 @@ MAX_INPUTS = 2048  # OpenAI's
 MAX_NUMBERS = 2**21  # in an answer as JSON numbers, which take ten times the bytes of base64
 
 EncodingFormat = Literal["float", "base64"]
+SEVERAL = Field(max_length=MAX_INPUTS, fail_fast=True)
 Inputs = Annotated[
-    Annotated[bodies.Text, Tag("<text>")]
-    | Annotated[bodies.Ids, Tag("<ids>")]
-    | Annotated[list[bodies.Text], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<texts>")]
-    | Annotated[
-        list[bodies.Ids], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<lists of ids>")
-    ],
+    bodies.Text
+    | bodies.Ids
+    | Annotated[list[bodies.Text], SEVERAL]
+    | Annotated[list[bodies.Ids], SEVERAL],
     bodies.BY_FORM_OF_PROMPT,
 ]
 

@@ -2,9 +2,11 @@
 text, and reported either way."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, GetCoreSchemaHandler, ValidationInfo
+from pydantic_core import CoreSchema, core_schema
 
 from inference_api.web.fields import fault
 from inference_api.web.left_aside import LeftAside
@@ -64,17 +66,58 @@ def only(types: Collection[str], kind: type[BaseModel]) -> BeforeValidator:
     return of_list(read)
 
 
-def text_or(a_list: str, error_type: str) -> Discriminator:
-    """Returns a discriminator of texts, tagged `<text>`, and lists, tagged `<list>`. `a_list` says
-    in a refusal what may be given instead of a text."""
+@dataclass(frozen=True, slots=True)
+class ByForm:
+    """Annotates a union. A value is read as the member of its own form alone, so that a refusal is
+    about that one. `forms` are those of the members, in the union's order."""
 
-    def form(given: Any) -> str | None:
+    forms: tuple[str, ...]
+    form_of: Callable[[Any], str | None]
+    error_type: str
+    message: str  # about a value of no such form
+
+    def __get_pydantic_core_schema__(self, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        members = zip(self.forms, get_args(union), strict=True)
+        return core_schema.tagged_union_schema(
+            # In brackets, because the path of a fault has them, and they are no fields.
+            {f"<{form}>": handler.generate_schema(member) for form, member in members},
+            lambda given: f"<{self.form_of(given)}>",
+            custom_error_type=self.error_type,
+            custom_error_message=self.message,
+        )
+
+
+def text_or(a_list: str, error_type: str) -> ByForm:
+    """Returns the annotation of a text or a list. `a_list` says in a refusal what may be given
+    instead of a text."""
+
+    def form_of(given: Any) -> str | None:
         if isinstance(given, str):
-            return "<text>"
-        return "<list>" if isinstance(given, list) else None
+            return "text"
+        return "list" if isinstance(given, list) else None
 
-    message = f"give a text or {a_list}"
-    return Discriminator(form, custom_error_type=error_type, custom_error_message=message)
+    return ByForm(("text", "list"), form_of, error_type, f"give a text or {a_list}")
+
+
+def by_type(union: Any, error_type: str | None = None, more: str = "") -> ByForm:
+    """Returns the annotation of this union of objects that have a `type`. Others are read as the
+    first member, or refused if there is an `error_type`; `more` is said then."""
+    first, *_ = kinds = get_args(union)
+    types = [(kind, kind.model_fields["type"]) for kind in kinds]
+    form_by_type: dict[str, str] = {
+        type_: kind.__name__ for kind, field in types for type_ in get_args(field.annotation)
+    }
+    others: str | None = None if error_type else first.__name__
+    untyped = form_by_type.get(first.model_fields["type"].default, others)
+
+    def form_of(given: Any) -> str | None:
+        if isinstance(given, dict) and not type_of(given):
+            return untyped
+        return form_by_type.get(type_of(given), others)
+
+    message = f"is of a type that is not served; give {', '.join(form_by_type)}{more}"
+    names = tuple(kind.__name__ for kind in kinds)
+    return ByForm(names, form_of, error_type or "type", message)
 
 
 def aside_of(info: ValidationInfo, kind: type[BaseModel]) -> LeftAside:

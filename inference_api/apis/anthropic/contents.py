@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from inference_api.tools.history import Message, assistant_turn, call_as_json
-from inference_api.web.entries import ENCRYPTED, read_parts, text_or, type_of
+from inference_api.web.entries import ENCRYPTED, by_type, read_parts, text_or
 from inference_api.web.fields import Body, fault
 from inference_api.web.tools import CalledName, CallId
 
@@ -30,8 +30,7 @@ class TextBlock(Body):
 
 
 Text = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[list[TextBlock], read_parts(TextBlock), Tag("<list>")],
+    str | Annotated[list[TextBlock], read_parts(TextBlock)],
     text_or("a list of blocks of type text", "text"),
 ]
 
@@ -49,13 +48,9 @@ class ToolReference(Body):
         return f"The tool {self.tool_name} can be called now.\n"
 
 
-ResultPart = Annotated[
-    Annotated[TextBlock, Tag("<text>")] | Annotated[ToolReference, Tag("<reference>")],
-    Discriminator(lambda part: "<reference>" if type_of(part) == "tool_reference" else "<text>"),
-]
+ResultPart = Annotated[TextBlock | ToolReference, by_type(TextBlock | ToolReference)]
 Result = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[list[ResultPart], read_parts(TextBlock), Tag("<list>")],
+    str | Annotated[list[ResultPart], read_parts(TextBlock)],
     text_or("a list of blocks of type text or tool_reference", "text"),
 ]
 
@@ -104,30 +99,9 @@ class ToolResultBlock(Body):
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
-_TYPES = ("text", "thinking", "tool_use", "tool_result")
-
-
-def _type_of_block(block: Any) -> str | None:
-    kind = type_of(block)
-    return f"<{kind}>" if kind in _TYPES else None
-
-
-AnyBlock = Annotated[
-    Annotated[TextBlock, Tag("<text>")]
-    | Annotated[ThinkingBlock, Tag("<thinking>")]
-    | Annotated[ToolUseBlock, Tag("<tool_use>")]
-    | Annotated[ToolResultBlock, Tag("<tool_result>")],
-    Discriminator(
-        _type_of_block,
-        custom_error_type="block",
-        custom_error_message=f"is of a type that is not served; give {', '.join(_TYPES)}",
-    ),
-]
+AnyBlock = Annotated[Block, by_type(Block, "block")]
 Content = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[
-        list[AnyBlock], Field(fail_fast=True), read_parts(TextBlock, FOREIGN), Tag("<list>")
-    ],
+    str | Annotated[list[AnyBlock], Field(fail_fast=True), read_parts(TextBlock, FOREIGN)],
     text_or("a list of blocks", "content"),
 ]
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from inference_api.apis.chat import Chat
 from inference_api.apis.openai import field_kinds
@@ -13,7 +13,7 @@ from inference_api.apis.openai.messages import Messages, turns_of
 from inference_api.apis.openai.tools import ConversationFields, check_open
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams
-from inference_api.web.entries import text_or
+from inference_api.web.entries import ByForm, text_or
 from inference_api.web.fields import (
     ANY_SIZE,
     MAX_INTEGER,
@@ -50,30 +50,26 @@ Text = Annotated[str, Field(min_length=1)]
 def _form_of_prompt(prompt: Any) -> str | None:
     """Returns the kind of the first element, so that a refusal names the first that differs."""
     if isinstance(prompt, str):
-        return "<text>"
+        return "text"
     if not isinstance(prompt, list) or not prompt:
         return None
-    forms = {str: "<texts>", int: "<ids>", list: "<lists of ids>"}
+    forms = {str: "texts", int: "ids", list: "lists of ids"}
     return forms.get(type(prompt[0]))
 
 
-BY_FORM_OF_PROMPT = Discriminator(
+BY_FORM_OF_PROMPT = ByForm(
+    ("text", "ids", "texts", "lists of ids"),
     _form_of_prompt,
-    custom_error_type="prompt",
-    custom_error_message="give a text, token ids, or a list of one or more of either",
+    "prompt",
+    "give a text, token ids, or a list of one or more of either",
 )
+SEVERAL_PROMPTS = Field(max_length=MAX_GENERATIONS, fail_fast=True)
 Prompt = Annotated[
-    Annotated[Text, Tag("<text>")]
-    | Annotated[Ids, Tag("<ids>")]
-    | Annotated[list[Text], Field(max_length=MAX_GENERATIONS, fail_fast=True), Tag("<texts>")]
-    | Annotated[
-        list[Ids], Field(max_length=MAX_GENERATIONS, fail_fast=True), Tag("<lists of ids>")
-    ],
+    Text | Ids | Annotated[list[Text], SEVERAL_PROMPTS] | Annotated[list[Ids], SEVERAL_PROMPTS],
     BY_FORM_OF_PROMPT,
 ]
 Stop = Annotated[
-    Annotated[Text, Tag("<text>")]
-    | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("<list>")],
+    Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)],
     text_or(f"a list of {MAX_STOP_STRINGS} texts at most", "stop"),
 ]
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import BeforeValidator, Field
 
 from inference_api.tools.history import Message, call_as_json
 from inference_api.web.entries import read_parts, text_or
@@ -28,8 +28,7 @@ def as_text(arguments: Any) -> Any:
 
 
 Content = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[list[TextPart], Field(fail_fast=True), read_parts(TextPart), Tag("<list>")],
+    str | Annotated[list[TextPart], Field(fail_fast=True), read_parts(TextPart)],
     text_or("a list of parts of type text", "content"),
 ]
 

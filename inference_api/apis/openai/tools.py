@@ -4,12 +4,12 @@ become a prompt."""
 import re
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Field
 
 from inference_api.apis.openai.messages import ChatMessage
 from inference_api.text.chat_prompts import Ending
 from inference_api.tools.events import Mode, Tool
-from inference_api.web.entries import only
+from inference_api.web.entries import ByForm, only
 from inference_api.web.fields import Body, fault
 from inference_api.web.json_object import shortened
 from inference_api.web.tools import (
@@ -94,24 +94,19 @@ class AllowedToolsChoice(Body):
 
 def _form_of_choice(choice: Any) -> str | None:
     if isinstance(choice, str):
-        return "<mode>"
+        return "mode"
     if not isinstance(choice, dict):
         return None
-    return "<allowed>" if choice.get("type") == "allowed_tools" else "<named>"
+    return "allowed" if choice.get("type") == "allowed_tools" else "named"
 
 
-ChosenMode = Annotated[Mode, Tag("<mode>")]
-BY_FORM_OF_CHOICE = Discriminator(
+BY_FORM_OF_CHOICE = ByForm(
+    ("mode", "named", "allowed"),
     _form_of_choice,
-    custom_error_type="tool_choice",
-    custom_error_message="give none, auto, required, or an object that names a function",
+    "tool_choice",
+    "give none, auto, required, or an object that names a function",
 )
-ToolChoice = Annotated[
-    ChosenMode
-    | Annotated[NamedTool, Tag("<named>")]
-    | Annotated[AllowedToolsChoice, Tag("<allowed>")],
-    BY_FORM_OF_CHOICE,
-]
+ToolChoice = Annotated[Mode | NamedTool | AllowedToolsChoice, BY_FORM_OF_CHOICE]
 
 
 class SaysChoice(Protocol):

@@ -5,11 +5,11 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from inference_api.apis.responses.tools import SEARCH, SHELL, AnyTool, Tools, flat_name, flattened
 from inference_api.tools.history import Message, assistant_turn, call_as_json
-from inference_api.web.entries import ENCRYPTED, read_parts, text_or, type_of
+from inference_api.web.entries import ENCRYPTED, by_type, read_parts, text_or
 from inference_api.web.fields import Body
 from inference_api.web.tools import CalledName, CallId
 
@@ -44,15 +44,9 @@ class InputRefusal(Body):
         return self.refusal
 
 
-AnyPart = Annotated[
-    Annotated[InputPart, Tag("<part>")] | Annotated[InputRefusal, Tag("<refusal>")],
-    Discriminator(lambda part: "<refusal>" if type_of(part) == "refusal" else "<part>"),
-]
-
-
+AnyPart = Annotated[InputPart | InputRefusal, by_type(InputPart | InputRefusal)]
 Content = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[list[AnyPart], Field(fail_fast=True), read_parts(InputPart), Tag("<list>")],
+    str | Annotated[list[AnyPart], Field(fail_fast=True), read_parts(InputPart)],
     text_or("a list of parts of text", "content"),
 ]
 
@@ -158,46 +152,25 @@ class ReasoningItem(Body):
     content: list[InputPart] | None = None
 
 
-Item = InputMessage | InputCall | CallOutput | ReasoningItem | AdditionalTools
-_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
-_OUTPUTS = tuple(f"{each}_output" for each in _CALLS)
-_SEARCHES = ("tool_search_call", "tool_search_output", "additional_tools")
-_TYPES = ("message", *_CALLS, *_OUTPUTS, *_SEARCHES, "reasoning")
-
-
-def _type_of_item(item: Any) -> str | None:
-    kind = type_of(item) or "message"
-    if not isinstance(item, dict) or kind not in _TYPES:
-        return None
-    return "<call_output>" if kind in _OUTPUTS else f"<{kind}>"
-
-
-AnyItem = Annotated[
-    Annotated[InputMessage, Tag("<message>")]
-    | Annotated[FunctionCall, Tag("<function_call>")]
-    | Annotated[CustomToolCall, Tag("<custom_tool_call>")]
-    | Annotated[LocalShellCall, Tag("<local_shell_call>")]
-    | Annotated[CallOutput, Tag("<call_output>")]
-    | Annotated[ToolSearchCall, Tag("<tool_search_call>")]
-    | Annotated[ToolSearchOutput, Tag("<tool_search_output>")]
-    | Annotated[AdditionalTools, Tag("<additional_tools>")]
-    | Annotated[ReasoningItem, Tag("<reasoning>")],
-    Discriminator(
-        _type_of_item,
-        custom_error_type="item",
-        custom_error_message=f"is of a type that is not served; give {', '.join(_TYPES)}. Nothing "
-        "is kept between calls: send items whole, as clients do that are told store: false",
-    ),
-]
-
-
+Item = (
+    InputMessage
+    | FunctionCall
+    | CustomToolCall
+    | LocalShellCall
+    | CallOutput
+    | ToolSearchCall
+    | ToolSearchOutput
+    | AdditionalTools
+    | ReasoningItem
+)
+NOTHING_KEPT = (
+    ". Nothing is kept between calls: send items whole, as clients do that are told store: false"
+)
+AnyItem = Annotated[Item, by_type(Item, "item", NOTHING_KEPT)]
 Input = Annotated[
-    Annotated[str, Field(min_length=1), Tag("<text>")]
+    Annotated[str, Field(min_length=1)]
     | Annotated[
-        list[AnyItem],
-        Field(min_length=1, fail_fast=True),
-        read_parts(InputMessage, FOREIGN),
-        Tag("<list>"),
+        list[AnyItem], Field(min_length=1, fail_fast=True), read_parts(InputMessage, FOREIGN)
     ],
     text_or("a list of items", "input"),
 ]

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from inference_api.apis.openai.tools import BY_FORM_OF_CHOICE, ChosenMode, Function
+from inference_api.apis.openai.tools import BY_FORM_OF_CHOICE, Function
 from inference_api.request import ConstraintSpec
 from inference_api.text.call_grammars import text_rule
 from inference_api.text.client_grammars import CLIENT_GRAMMAR
-from inference_api.tools.events import Tool
+from inference_api.tools.events import Mode, Tool
 from inference_api.web.constraints import ClientGrammar, Regex
-from inference_api.web.entries import only, type_of
+from inference_api.web.entries import by_type, only
 from inference_api.web.fields import Body, fault
 from inference_api.web.tools import MAX_TOOLS, ChosenTools, Description, FunctionName, tool_of
 
@@ -119,10 +119,7 @@ class SearchTool(Body):
         return tool_of(SEARCH, self.description, self.parameters, strict=False)
 
 
-PlainTool = Annotated[
-    Annotated[FlatTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")],
-    Discriminator(lambda tool: "<custom>" if type_of(tool) == "custom" else "<function>"),
-]
+PlainTool = Annotated[FlatTool | CustomTool, by_type(FlatTool | CustomTool)]
 
 
 class Namespace(Body):
@@ -138,16 +135,9 @@ class Namespace(Body):
     ]
 
 
-AnyTool = Annotated[
-    Annotated[FlatTool, Tag("<function>")]
-    | Annotated[CustomTool, Tag("<custom>")]
-    | Annotated[ShellTool, Tag("<local_shell>")]
-    | Annotated[SearchTool, Tag("<tool_search>")]
-    | Annotated[Namespace, Tag("<namespace>")],
-    Discriminator(lambda tool: f"<{type_of(tool)}>" if type_of(tool) else "<function>"),
-]
+AnyTool = FlatTool | CustomTool | ShellTool | SearchTool | Namespace
 Tools = Annotated[
-    list[AnyTool],
+    list[Annotated[AnyTool, by_type(AnyTool)]],
     Field(max_length=MAX_TOOLS, fail_fast=True),
     only(("function", "custom", SHELL, SEARCH, "namespace"), FlatTool),
 ]
@@ -193,10 +183,7 @@ class AllowedTools(Body):
         )
 
 
-ToolChoice = Annotated[
-    ChosenMode | Annotated[NamedTool, Tag("<named>")] | Annotated[AllowedTools, Tag("<allowed>")],
-    BY_FORM_OF_CHOICE,
-]
+ToolChoice = Annotated[Mode | NamedTool | AllowedTools, BY_FORM_OF_CHOICE]
 
 
 def object_of(written: str) -> dict[str, Any]:
