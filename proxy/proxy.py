@@ -19,8 +19,8 @@ from jwt import PyJWK
 from jwt.warnings import InsecureKeyLengthWarning
 
 from common.launcher import Launcher
-from proxy.access.auth import Authenticator, claim_rules, parse_revoked
-from proxy.access.keys import JwksFile, JwksUrl, KeySource, SharedSecrets, parse_jwks
+from proxy.access.auth import Authenticator, parse_revoked
+from proxy.access.keys import JwksUrl, KeySource, parse_jwks, select_keys, shared_secrets
 from proxy.access.limits import TeamLimits
 from proxy.access.policy import Policy, parse_policy
 from proxy.app import ProxyApp
@@ -66,9 +66,8 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
         routes=(lambda: routes.value) if routes else (lambda: NO_ROUTES),
     )
     authenticator = Authenticator(
-        settings.jwt_algorithms,
+        settings,
         _key_sources(settings, jwks),
-        claim_rules(settings),
         revoked_ids=(lambda: revoked.value) if revoked else tuple,
     )
     redis_url = settings.redis_url.get_secret_value() if settings.redis_url else None
@@ -114,11 +113,11 @@ def _single(url: str) -> UpstreamSpec:
 def _key_sources(
     settings: Settings, jwks: WatchedFile[tuple[PyJWK, ...]] | None
 ) -> list[KeySource]:
-    sources: list[KeySource] = [SharedSecrets(settings.secrets)]
+    sources = [shared_secrets(settings.secrets)]
     if jwks:
-        sources.append(JwksFile(jwks))
+        sources.append(lambda algorithm, key_id: select_keys(jwks.value, algorithm, key_id))
     if settings.jwks_url:
-        sources.append(JwksUrl(settings.jwks_url))
+        sources.append(JwksUrl(settings.jwks_url).candidates)
     return sources
 
 

@@ -37,38 +37,6 @@ class Principal:
     expires_s: float | None = None  # seconds since the epoch
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRules:
-    """Claims that a token must have besides a valid signature."""
-
-    issuer: str | None
-    audience: str | None
-    leeway_s: float
-    must_expire: bool = False
-    role_claim: str | None = None  # None: ROLE_CLAIM, only in tokens of a shared secret
-
-    @property
-    def required(self) -> list[str]:
-        wanted = {
-            "exp": self.must_expire,
-            "iss": self.issuer is not None,
-            "aud": self.audience is not None,
-        }
-        return [name for name, is_wanted in wanted.items() if is_wanted]
-
-    def is_current(self, principal: Principal) -> bool:
-        """Returns whether a token that was valid before still is."""
-        expires_s = principal.expires_s
-        return expires_s is None or time.time() < expires_s + self.leeway_s
-
-    def role(self, claims: dict[str, Any], algorithm: str) -> Role:
-        """Returns the role that a token claims. A claim of an identity provider with the same name
-        may mean something else, so it counts only if the settings name it."""
-        is_ours = algorithm in SYMMETRIC_ALGORITHMS
-        name = self.role_claim or (ROLE_CLAIM if is_ours else None)
-        return Role.named(claims.get(name)) if name else Role.TEAM
-
-
 class Authenticator:
     """Checks tokens. Any thread.
 
@@ -78,27 +46,30 @@ class Authenticator:
 
     def __init__(
         self,
-        algorithms: Sequence[str],
+        settings: Settings,
         key_sources: Sequence[KeySource],
-        rules: ClaimRules,
         revoked_ids: Callable[[], Collection[str]],
     ) -> None:
-        self._algorithms = frozenset(algorithms)
+        self._settings = settings
         self._key_sources = tuple(key_sources)
-        self._rules = rules
         self._revoked_ids = revoked_ids
         self._known: dict[str, Principal] = {}  # keyed by Authorization header
         # Whether a check may wait for the network, and must not run in an event loop.
-        self.may_block = any(source.may_block for source in key_sources)
+        self.may_block = settings.jwks_url is not None
 
     def authenticate(self, authorization: str | None) -> Principal:
         """Returns the caller of an Authorization header. Raises Unauthorized with the reason."""
         principal = self._known.get(authorization or "")
-        if principal is None or not self._rules.is_current(principal):
+        if principal is None or not self._is_current(principal):
             principal = self._check(authorization)
         if principal.token_id in self._revoked_ids():
             raise Unauthorized(f"token_id {principal.token_id} is revoked")
         return principal
+
+    def _is_current(self, principal: Principal) -> bool:
+        """Returns whether a token that was valid before still is."""
+        expires_s = principal.expires_s
+        return expires_s is None or time.time() < expires_s + self._settings.jwt_leeway_seconds
 
     def _check(self, authorization: str | None) -> Principal:
         token = bearer_token(authorization)
@@ -112,7 +83,7 @@ class Authenticator:
         principal = Principal(
             _claim_id(claims, "team_id"),
             _claim_id(claims, "token_id"),
-            self._rules.role(claims, algorithm),
+            claimed_role(claims, algorithm, self._settings.jwt_role_claim),
             expires_s,
         )
         if algorithm in SYMMETRIC_ALGORITHMS:
@@ -125,11 +96,11 @@ class Authenticator:
         """Returns the claims, and the algorithm of their signature."""
         header = jwt.get_unverified_header(token)
         algorithm, key_id = header.get("alg"), header.get("kid")
-        if not isinstance(algorithm, str) or algorithm not in self._algorithms:
+        if not isinstance(algorithm, str) or algorithm not in self._settings.jwt_algorithms:
             raise jwt.InvalidAlgorithmError(f"alg {algorithm!r} is not allowed here")
         failure: jwt.PyJWTError = jwt.InvalidKeyError(f"no key for alg {algorithm}, kid {key_id!r}")
         for source in self._key_sources:
-            for key in source.candidates(algorithm, key_id):
+            for key in source(algorithm, key_id):
                 try:
                     return self._decode(token, key, algorithm), algorithm
                 except jwt.InvalidSignatureError as error:
@@ -137,30 +108,34 @@ class Authenticator:
         raise failure
 
     def _decode(self, token: str, key: Key, algorithm: str) -> dict[str, Any]:
+        settings = self._settings
+        required = {
+            "exp": settings.jwt_require_expiry,
+            "iss": settings.jwt_issuer is not None,
+            "aud": settings.jwt_audience is not None,
+        }
         return jwt.decode(
             token,
             key,
             algorithms=[algorithm],
-            issuer=self._rules.issuer,
-            audience=self._rules.audience,
-            leeway=self._rules.leeway_s,
+            issuer=settings.jwt_issuer,
+            audience=settings.jwt_audience,
+            leeway=settings.jwt_leeway_seconds,
             # An audience claim matters only if an audience is configured.
             options={
                 **IGNORED_CLAIMS,
-                "require": self._rules.required,
-                "verify_aud": self._rules.audience is not None,
+                "require": [name for name, is_required in required.items() if is_required],
+                "verify_aud": required["aud"],
             },
         )
 
 
-def claim_rules(settings: Settings) -> ClaimRules:
-    return ClaimRules(
-        issuer=settings.jwt_issuer,
-        audience=settings.jwt_audience,
-        leeway_s=settings.jwt_leeway_seconds,
-        must_expire=settings.jwt_require_expiry,
-        role_claim=settings.jwt_role_claim,
-    )
+def claimed_role(claims: dict[str, Any], algorithm: str, role_claim: str | None) -> Role:
+    """Returns the role that a token claims. A claim of an identity provider with the same name may
+    mean something else, so it counts only if the settings name it, as `role_claim`."""
+    is_ours = algorithm in SYMMETRIC_ALGORITHMS
+    name = role_claim or (ROLE_CLAIM if is_ours else None)
+    return Role.named(claims.get(name)) if name else Role.TEAM
 
 
 def parse_revoked(text: str) -> frozenset[str]:

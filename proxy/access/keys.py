@@ -1,7 +1,7 @@
 """Keys of tokens' signatures: shared secrets, or public keys from a JWKS.
 
-Given a token's algorithm and key id, a key source returns candidates whose type fits the algorithm,
-so a public key is never tried as an HMAC secret.
+Given a token's algorithm and key id, a key source returns keys whose type fits the algorithm, so a
+public key is never tried as an HMAC secret.
 """
 
 import json
@@ -10,13 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
 from common.fetch import FetchBounds, fetch
-from proxy.files import WatchedFile
 from proxy.settings import ASYMMETRIC_ALGORITHMS, SYMMETRIC_ALGORITHMS
 
 log = logging.getLogger(__name__)
@@ -32,40 +30,13 @@ MAX_CANDIDATES = 16
 RSA_ALGORITHMS = sorted(name for name in ASYMMETRIC_ALGORITHMS if name.startswith(("RS", "PS")))
 
 Key = str | PyJWK
+KeySource = Callable[[str, str | None], Sequence[Key]]
+"""Returns the keys to try for an algorithm and a key id, best first. Any thread; never raises."""
 
 
-class KeySource(Protocol):
-    """A source of keys. Any thread. `may_block` says that it may ask another machine."""
-
-    @property
-    def may_block(self) -> bool: ...
-
-    def candidates(self, algorithm: str, key_id: str | None) -> Sequence[Key]:
-        """Returns the keys to try, best first. Never raises."""
-
-
-class SharedSecrets:
-    """The current secret, and the previous one during a rotation. Immutable."""
-
-    may_block = False
-
-    def __init__(self, secrets: Sequence[str]) -> None:
-        self._secrets = tuple(secrets)
-
-    def candidates(self, algorithm: str, key_id: str | None) -> Sequence[Key]:
-        return self._secrets if algorithm in SYMMETRIC_ALGORITHMS else ()
-
-
-class JwksFile:
-    """Public keys from a file that is read again when it changes. Any thread."""
-
-    may_block = False
-
-    def __init__(self, file: WatchedFile[tuple[PyJWK, ...]]) -> None:
-        self._file = file
-
-    def candidates(self, algorithm: str, key_id: str | None) -> Sequence[Key]:
-        return select_keys(self._file.value, algorithm, key_id)
+def shared_secrets(secrets: Sequence[str]) -> KeySource:
+    """The source of the current secret, and the previous one during a rotation."""
+    return lambda algorithm, _key_id: secrets if algorithm in SYMMETRIC_ALGORITHMS else ()
 
 
 class JwksUrl:
@@ -76,8 +47,6 @@ class JwksUrl:
     of a removed key cannot delay a new key. After a failed fetch the last good set stays. Any
     thread; during a fetch the lock is free, and other threads use the old set.
     """
-
-    may_block = True
 
     def __init__(
         self,

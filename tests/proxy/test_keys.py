@@ -14,27 +14,27 @@ from jwt import PyJWK
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from common.fetch import FetchFailed
-from proxy.access.auth import Authenticator, ClaimRules, parse_revoked
+from proxy.access.auth import Authenticator, parse_revoked
 from proxy.access.keys import (
     MAX_AGE_S,
     MAX_CANDIDATES,
     MAX_REFETCHES,
     REFETCH_WINDOW_S,
-    JwksFile,
     JwksUrl,
     KeySource,
-    SharedSecrets,
     fetch_jwks,
     parse_jwks,
     select_keys,
+    shared_secrets,
 )
 from proxy.errors import Unauthorized
 from proxy.files import WatchedFile
+from proxy.settings import Settings
 from tests.proxy.support import SECRET, ScriptedUpstream
 
 CLAIMS = {"team_id": "a", "token_id": "b"}
 PrivateKeys = dict[str, Any]  # by algorithm
-RULES = ClaimRules(issuer=None, audience=None, leeway_s=30)
+ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +56,11 @@ def jwks_of(private_keys: PrivateKeys, suffix: str = "") -> str:
 
 
 def authenticator(*sources: KeySource) -> Authenticator:
-    return Authenticator(["HS256", "RS256", "ES256", "EdDSA"], sources, RULES, tuple)
+    return Authenticator(Settings(jwt_algorithms=ALGORITHMS), sources, tuple)
 
 
-class Published:
-    """A set of public keys."""
-
-    may_block = False
-
-    def __init__(self, keys: tuple[PyJWK, ...]) -> None:
-        self._keys = keys
-
-    def candidates(self, algorithm: str, key_id: str | None) -> tuple[PyJWK, ...]:
-        return select_keys(self._keys, algorithm, key_id)
+def published(keys: tuple[PyJWK, ...]) -> KeySource:
+    return lambda algorithm, key_id: select_keys(keys, algorithm, key_id)
 
 
 class Provider:
@@ -104,7 +96,11 @@ def test_each_public_key_algorithm_is_verified_by_its_own_key(
 ) -> None:
     path = tmp_path / "jwks.json"
     path.write_text(jwks_of(private_keys))
-    door = authenticator(SharedSecrets([SECRET]), JwksFile(WatchedFile(path, parse_jwks)))
+    file = WatchedFile(path, parse_jwks)
+    door = authenticator(
+        shared_secrets([SECRET]),
+        lambda algorithm, key_id: select_keys(file.value, algorithm, key_id),
+    )
     token = jwt.encode(CLAIMS, private_keys[algorithm], algorithm, headers={"kid": algorithm})
     assert door.authenticate(f"Bearer {token}").team_id == "a"
     for other in {"RS256", "ES256", "EdDSA"} - {algorithm}:
@@ -115,11 +111,11 @@ def test_each_public_key_algorithm_is_verified_by_its_own_key(
 
 def test_both_secrets_open_while_clients_change_over() -> None:
     old, new = "o" * 32, "n" * 32
-    door = authenticator(SharedSecrets([new, old]))
+    door = authenticator(shared_secrets([new, old]))
     for secret in (old, new):
         assert door.authenticate(f"Bearer {jwt.encode(CLAIMS, secret)}").token_id == "b"
     with pytest.raises(Unauthorized):
-        authenticator(SharedSecrets([new])).authenticate(f"Bearer {jwt.encode(CLAIMS, old)}")
+        authenticator(shared_secrets([new])).authenticate(f"Bearer {jwt.encode(CLAIMS, old)}")
 
 
 def test_unknown_kinds_and_secrets_in_a_key_set_are_skipped(
@@ -193,7 +189,7 @@ def test_key_that_names_no_algorithm_or_no_id_is_good_for_each_of_its_kind(
     keys = parse_jwks(json.dumps(document))
     for algorithm in ("RS256", "RS512", "PS256", "PS384", "ES256", "EdDSA"):
         private = private_keys["RS256" if algorithm[:2] in ("RS", "PS") else algorithm]
-        door = Authenticator([algorithm], [Published(keys)], RULES, tuple)
+        door = Authenticator(Settings(jwt_algorithms=(algorithm,)), [published(keys)], tuple)
         for key_id in (None, "any"):
             headers = {"kid": key_id} if key_id else None
             token = jwt.encode(CLAIMS, private, algorithm, headers=headers)
@@ -207,7 +203,7 @@ def test_token_without_a_key_id_is_tried_with_each_key_of_a_few() -> None:
         ECAlgorithm.to_jwk(private.public_key(), as_dict=True) | {"kid": str(number)}
         for number, private in enumerate(privates)
     ]
-    door = authenticator(Published(parse_jwks(json.dumps({"keys": entries}))))
+    door = authenticator(published(parse_jwks(json.dumps({"keys": entries}))))
     *tried, beyond = [f"Bearer {jwt.encode(CLAIMS, private, 'ES256')}" for private in privates]
     for authorization in tried:
         assert door.authenticate(authorization).team_id == "a"
@@ -224,7 +220,7 @@ def test_token_without_a_key_id_is_tried_with_each_key_of_a_few() -> None:
 @example("jti", 7)
 def test_claims_that_decide_nothing_are_no_reason_to_refuse(name: str, value: object) -> None:
     token = jwt.api_jws.encode(json.dumps(CLAIMS | {name: value}).encode(), SECRET)
-    assert authenticator(SharedSecrets([SECRET])).authenticate(f"Bearer {token}").team_id == "a"
+    assert authenticator(shared_secrets([SECRET])).authenticate(f"Bearer {token}").team_id == "a"
 
 
 def test_secret_key_tokens_never_make_it_fetch(private_keys: PrivateKeys) -> None:
@@ -289,7 +285,7 @@ def test_revocation_file_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "revoked"
     path.write_text("")
     file = WatchedFile(path, parse_revoked)
-    door = Authenticator(["HS256"], [SharedSecrets([SECRET])], RULES, lambda: file.value)
+    door = Authenticator(Settings(), [shared_secrets([SECRET])], lambda: file.value)
     authorization = f"Bearer {jwt.encode(CLAIMS, SECRET)}"
     assert door.authenticate(authorization).token_id == "b"
     path.write_text("b  # lost laptop\n")
