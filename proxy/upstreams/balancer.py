@@ -12,7 +12,6 @@ Further ones have to wait (AllRowsBusy).
 
 import logging
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +52,8 @@ class UpstreamStatus:
 
 
 class Balancer:
-    """Chooses upstreams and remembers their failures. Any thread."""
+    """Chooses upstreams and remembers their failures. Event loop only, except for `snapshot`,
+    `affinity_counts` and `is_ready`."""
 
     def __init__(
         self,
@@ -73,7 +73,6 @@ class Balancer:
         self._keys = keys
         self._routes = routes
         self._clock = clock
-        self._lock = threading.Lock()
         self._affinity: Counter[str] = Counter()
         self._upstreams: tuple[Upstream, ...] = ()
         self.replace(specs)
@@ -83,34 +82,29 @@ class Balancer:
         return self._upstreams
 
     def replace(self, specs: Sequence[UpstreamSpec]) -> None:
-        """Takes a new list. Upstreams that stay keep their state; streams of the others run on."""
-        with self._lock:
-            known = {upstream.spec: upstream for upstream in self._upstreams}
-            kept = tuple(known.pop(spec) if spec in known else self._make(spec) for spec in specs)
-            self._upstreams = kept
+        """Take a new list. Upstreams that stay keep their state; streams of the others run on."""
+        known = {upstream.spec: upstream for upstream in self._upstreams}
+        kept = tuple(known.pop(spec) if spec in known else self._make(spec) for spec in specs)
+        self._upstreams = kept
         for gone in known.values():
             gone.pool.close()
 
     def snapshot(self) -> tuple[UpstreamStatus, ...]:
-        with self._lock:
-            return tuple(
-                UpstreamStatus(upstream.name, upstream.in_flight, self._is_usable(upstream))
-                for upstream in self._upstreams
-            )
+        return tuple(
+            UpstreamStatus(upstream.name, upstream.in_flight, self._is_usable(upstream))
+            for upstream in self._upstreams
+        )
 
     def affinity_counts(self) -> dict[str, int]:
-        """Returns how many requests their preferred replica got (`kept`), or another (`moved`)."""
-        with self._lock:
-            return dict(self._affinity)
+        """Requests with a preference: `kept` by the replica that it names, or `moved`."""
+        return dict(self._affinity)
 
     def is_ready(self) -> bool:
-        with self._lock:
-            return any(self._is_usable(upstream) for upstream in self._upstreams)
+        return any(self._is_usable(upstream) for upstream in self._upstreams)
 
     def none_is_ready(self) -> bool:
-        """Returns whether all upstreams are NOT_READY. False if one is silent, or none listed."""
-        with self._lock:
-            healths = {upstream.health for upstream in self._upstreams}
+        """Whether all say so or refuse connections. False while any is silent, or none is known."""
+        healths = {upstream.health for upstream in self._upstreams}
         return healths == {UpstreamHealth.NOT_READY}
 
     def choose(
@@ -127,26 +121,25 @@ class Balancer:
         own answer says more than our memory. Raises UpstreamUnreachable if all are excluded,
         UpstreamNotReady if none passes its health checks, and AllRowsBusy if waiting helps.
         """
-        with self._lock:
-            if not self._upstreams:
-                raise UpstreamNotReady("no upstream is listed")
-            serving = self._serving(hints, excluded, takes_row=takes_row)
-            if not serving:
-                raise UpstreamUnreachable(
-                    f"no upstream left for model {hints.model!r} of {len(self._upstreams)}"
-                )
-            usable = [upstream for upstream in serving if self._is_usable(upstream)]
-            candidates = usable or [upstream for upstream in serving if _may_answer(upstream)]
-            if not candidates:
-                states = (f"{upstream.name} is {upstream.health.value}" for upstream in serving)
-                raise UpstreamNotReady(", ".join(states))
-            for group in self._groups(candidates, hints):
-                if free := [each for each in group if self._has_room(each, takes_row)]:
-                    chosen = self._pick(free, group, hints.affinity_key)
-                    chosen.share(self._clock())
-                    chosen.in_flight += 1
-                    return chosen
-            raise AllRowsBusy(", ".join(f"{u.name} has {u.in_flight}" for u in candidates))
+        if not self._upstreams:
+            raise UpstreamNotReady("no upstream is listed")
+        serving = self._serving(hints, excluded, takes_row=takes_row)
+        if not serving:
+            raise UpstreamUnreachable(
+                f"no upstream left for model {hints.model!r} of {len(self._upstreams)}"
+            )
+        usable = [upstream for upstream in serving if self._is_usable(upstream)]
+        candidates = usable or [upstream for upstream in serving if _may_answer(upstream)]
+        if not candidates:
+            states = (f"{upstream.name} is {upstream.health.value}" for upstream in serving)
+            raise UpstreamNotReady(", ".join(states))
+        for group in self._groups(candidates, hints):
+            if free := [each for each in group if self._has_room(each, takes_row)]:
+                chosen = self._pick(free, group, hints.affinity_key)
+                chosen.share(self._clock())
+                chosen.in_flight += 1
+                return chosen
+        raise AllRowsBusy(", ".join(f"{u.name} has {u.in_flight}" for u in candidates))
 
     def line_of(self, hints: RoutingHints) -> tuple[str, ...]:
         """Returns the names of the upstreams that a request for a row may go to."""
@@ -155,97 +148,86 @@ class Balancer:
     def has_alternative(
         self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool
     ) -> bool:
-        """Returns whether a usable upstream is left besides `excluded`."""
-        with self._lock:
-            return any(map(self._is_usable, self._serving(hints, excluded, takes_row=takes_row)))
+        """Whether a usable upstream is left beside `excluded`."""
+        return any(map(self._is_usable, self._serving(hints, excluded, takes_row=takes_row)))
 
     def with_other_models(self, upstream: Upstream) -> list[Upstream]:
         """Returns one usable upstream for each list of models that differs from this one's."""
         if self._upstreams == (upstream,):
             return []
-        with self._lock:
-            usable = [each for each in self._upstreams if self._is_usable(each)]
+        usable = [each for each in self._upstreams if self._is_usable(each)]
         found = {each.spec.models: each for each in usable}
         found.pop(upstream.spec.models, None)
         return list(found.values())
 
     def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
-        """Ends a request. `had_row` is False if it was refused for lack of a row."""
-        with self._lock:
-            upstream.share(self._clock())
-            upstream.in_flight -= 1
-            if had_row:
-                upstream.is_full = False
+        """`had_row`: it was not refused for want of one."""
+        upstream.share(self._clock())
+        upstream.in_flight -= 1
+        if had_row:
+            upstream.is_full = False
 
     def share_s(self, upstream: Upstream) -> float:
         """Returns the upstream's seconds, divided equally among the requests in flight at the time.
         A request's share is the difference between the values at its end and at its beginning."""
         if upstream.spec.cents_per_hour is None:
             return 0.0
-        with self._lock:
-            upstream.share(self._clock())
-            return upstream.share_s
+        upstream.share(self._clock())
+        return upstream.share_s
 
     def report_full(self, upstream: Upstream) -> bool:
-        """Records that an upstream takes no more. Returns whether to wait for one of its rows."""
-        with self._lock:
-            upstream.is_full = upstream.rows is not None
-            return upstream.is_full
+        """It said that it takes no more. Returns whether to wait for a row of it."""
+        upstream.is_full = upstream.rows is not None
+        return upstream.is_full
 
     def begin_stream(self, upstream: Upstream) -> None:
-        with self._lock:
-            upstream.num_streams += 1
-            upstream.last_piece_s = self._clock()
+        upstream.num_streams += 1
+        upstream.last_piece_s = self._clock()
 
     def end_stream(self, upstream: Upstream) -> None:
-        with self._lock:
-            upstream.num_streams -= 1
+        upstream.num_streams -= 1
 
     def note_piece(self, upstream: Upstream) -> None:
-        """Records that a piece of a stream has come. One assignment, which needs no lock."""
+        """A piece of a stream has come."""
         upstream.last_piece_s = self._clock()
 
     def report_success(self, upstream: Upstream) -> None:
-        if upstream.num_failures or upstream.cooldown_s > FIRST_COOLDOWN_S:  # which is rare
-            with self._lock:
-                upstream.num_failures = 0
-                upstream.cooldown_s = FIRST_COOLDOWN_S
+        upstream.num_failures = 0
+        upstream.cooldown_s = FIRST_COOLDOWN_S
 
     def report_failure(self, upstream: Upstream, *, is_unreachable: bool = False) -> None:
         """Counts a failure, and ejects the upstream for a while if there are too many.
 
-        Failures during an ejection do not count: they come from streams that broke together, and
-        one crash would cause an ejection of a minute."""
-        with self._lock:
-            if self._clock() < upstream.ejected_until_s:
-                return
-            upstream.num_failures += 1
-            if not is_unreachable and upstream.num_failures < MAX_FAILURES:
-                return
-            upstream.num_failures = 0
-            upstream.ejected_until_s = self._clock() + upstream.cooldown_s
-            upstream.was_unreachable = is_unreachable
-            cooldown_s = upstream.cooldown_s
-            upstream.cooldown_s = min(2 * cooldown_s, MAX_COOLDOWN_S)
-        log.warning("upstream %s ejected for %g s", upstream.name, cooldown_s)
+        While it is left alone none counts: they are of streams that broke together, and would
+        make of one crash an ejection of a minute."""
+        if self._clock() < upstream.ejected_until_s:
+            return
+        upstream.num_failures += 1
+        if not is_unreachable and upstream.num_failures < MAX_FAILURES:
+            return
+        upstream.num_failures = 0
+        upstream.ejected_until_s = self._clock() + upstream.cooldown_s
+        upstream.was_unreachable = is_unreachable
+        log.warning("upstream %s ejected for %g s", upstream.name, upstream.cooldown_s)
+        upstream.cooldown_s = min(2 * upstream.cooldown_s, MAX_COOLDOWN_S)
 
     def report_health(
         self, upstream: Upstream, health: UpstreamHealth, rows: UpstreamRows | None = None
     ) -> None:
-        """Records the result of a health check. READY also ends the ejection of an upstream that
-        was unreachable, but not an ejection for broken answers."""
-        with self._lock:
-            has_changed = upstream.health is not health
-            upstream.health = health
-            is_silent = health is UpstreamHealth.SILENT
-            upstream.num_silent_checks = upstream.num_silent_checks + 1 if is_silent else 0
-            if not is_silent:
-                upstream.rows, upstream.is_full = rows or upstream.rows_by_list, False
-                num_taken = rows.num_taken if rows else 0
-                upstream.share(self._clock())
-                upstream.num_taken_by_others = max(0, num_taken - upstream.in_flight)
-            if health is UpstreamHealth.READY and upstream.was_unreachable:
-                upstream.ejected_until_s = 0.0
+        """The result of an active check. One that got through also ends an ejection for being
+        unreachable; answers that break say nothing in a health check's favour.
+        """
+        has_changed = upstream.health is not health
+        upstream.health = health
+        is_silent = health is UpstreamHealth.SILENT
+        upstream.num_silent_checks = upstream.num_silent_checks + 1 if is_silent else 0
+        if not is_silent:
+            upstream.rows, upstream.is_full = rows or upstream.rows_by_list, False
+            num_taken = rows.num_taken if rows else 0
+            upstream.share(self._clock())
+            upstream.num_taken_by_others = max(0, num_taken - upstream.in_flight)
+        if health is UpstreamHealth.READY and upstream.was_unreachable:
+            upstream.ejected_until_s = 0.0
         if has_changed:
             level = logging.INFO if health is UpstreamHealth.READY else logging.WARNING
             log.log(level, "upstream %s is %s", upstream.name, health.value)

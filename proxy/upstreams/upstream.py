@@ -34,7 +34,7 @@ class UpstreamRows:
 
 @dataclass(slots=True, eq=False)
 class Upstream:
-    """One server and its state. The Balancer's lock guards its fields."""
+    """One server and what we know of it. Its fields are the Balancer's."""
 
     spec: UpstreamSpec
     pool: ConnectionPool
