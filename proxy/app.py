@@ -20,7 +20,6 @@ from proxy.metrics import Gauges, Metrics
 from proxy.parts import ProxyParts
 from proxy.probes import ControlServer, Probes
 from proxy.settings import Settings
-from proxy.upstreams.discovery import Specs
 from proxy.upstreams.health import HealthChecks
 from proxy.upstreams.maintenance import Maintenance
 from proxy.visits import Visits
@@ -47,7 +46,8 @@ class ProxyApp:
         self.crowd = Crowd(settings.proxy_connections, settings.max_waiting_per_address)
         self._all_done = asyncio.Event()
         self._maintenance = Maintenance(
-            [*parts.refreshers, self._discover, parts.limits.renew], settings.health_interval
+            [*parts.refreshers, parts.discovery.refresh, parts.limits.renew],
+            settings.health_interval,
         )
         self._metrics = Metrics(parts.balancer, self._gauges())
         self._audit = AuditLog(self._metrics.record)
@@ -78,8 +78,8 @@ class ProxyApp:
         self._sweep()
         self._health.start()
         self._sleepers.start()
+        self._parts.discovery.start(self._note_list)
         self._maintenance.start()
-        self._parts.discovery.start(self._maintenance.request_run)
         if self._settings.proxy_metrics_port:
             self._control.start()
 
@@ -182,14 +182,12 @@ class ProxyApp:
             self._maintenance.request_run()
         self._sweeping = self._loop.call_later(SWEEP_ON_S if has_more else SWEEP_S, self._sweep)
 
-    def _discover(self) -> None:
-        """Hands a new list of upstreams to the event loop. Maintenance thread."""
-        specs = self._parts.discovery.changed()
-        if specs is not None:
-            self._loop.call_soon_threadsafe(self._take_list, specs)
+    def _note_list(self) -> None:
+        """Any thread."""
+        self._loop.call_soon_threadsafe(self._take_list)
 
-    def _take_list(self, specs: Specs) -> None:
-        self._parts.balancer.replace(specs)
+    def _take_list(self) -> None:
+        self._parts.balancer.replace(self._parts.discovery.current)
         self._health.request_run()
 
     def _admit_who_waits(self) -> None:

@@ -9,11 +9,13 @@ Specs = tuple[UpstreamSpec, ...]
 
 
 class Discovery:
-    """A source of replicas, for the maintenance thread. This base class has the given ones forever.
-    A replica that leaves the list gets no new requests; its running requests continue."""
+    """A source of replicas; by itself, of the given ones forever. A replica that leaves the list
+    gets no new requests; its running requests continue to their end. Any thread may read
+    `current`, which is replaced whole."""
 
     def __init__(self, *specs: UpstreamSpec) -> None:
         self.current: Specs = specs
+        self._on_change: Callable[[], object] = lambda: None
 
     @property
     def is_stale(self) -> bool:
@@ -21,15 +23,15 @@ class Discovery:
         return False
 
     def start(self, on_change: Callable[[], object]) -> None:
-        """Start in the serving process. `on_change` is called, on any thread, when `changed` may
-        have a new list."""
+        """Start in the serving process. `on_change` is called, on any thread, when there is a new
+        list."""
+        self._on_change = on_change
+
+    def refresh(self) -> None:
+        """Look for changes. Called by the maintenance thread."""
 
     def stop(self) -> None:
         """End what `start` began."""
-
-    def changed(self) -> Specs | None:
-        """Returns the new list, once after each change; else None."""
-        return None
 
 
 class ReplicasFile(Discovery):
@@ -39,8 +41,7 @@ class ReplicasFile(Discovery):
         super().__init__(*file.value)
         self._file = file
 
-    def changed(self) -> Specs | None:
-        if not self._file.refresh():
-            return None
-        self.current = self._file.value
-        return self.current
+    def refresh(self) -> None:
+        if self._file.refresh():
+            self.current = self._file.value
+            self._on_change()

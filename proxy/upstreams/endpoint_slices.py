@@ -119,10 +119,8 @@ class EndpointSlices(Discovery):
         self._api = api
         self._services = services
         self._slices: dict[str, EndpointSlice] = {}  # this object's thread only
-        self._on_change: Callable[[], object] = lambda: None
         self._must_stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._told: Specs = ()  # maintenance thread only
         self._fault = "not listed yet"
 
     @property
@@ -130,17 +128,10 @@ class EndpointSlices(Discovery):
         return bool(self._fault)
 
     def start(self, on_change: Callable[[], object]) -> None:
+        super().start(on_change)
         # Not earlier, because threads do not survive gunicorn's fork.
-        self._on_change = on_change
         self._thread = threading.Thread(target=self._run, name="proxy-discovery", daemon=True)
         self._thread.start()
-
-    def changed(self) -> Specs | None:
-        specs = self.current
-        if specs == self._told:
-            return None
-        self._told = specs
-        return specs
 
     def stop(self) -> None:
         self._must_stop.set()
