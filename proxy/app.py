@@ -18,7 +18,7 @@ from proxy.clients.origins import PREFLIGHT_HEADERS, cors_headers, is_preflight
 from proxy.errors import ProxyError
 from proxy.metrics import Gauges, Metrics
 from proxy.parts import ProxyParts
-from proxy.probes import ControlServer, Probes
+from proxy.probes import Answer, ControlServer, health, readiness
 from proxy.settings import Settings
 from proxy.upstreams.health import HealthChecks
 from proxy.upstreams.maintenance import Maintenance
@@ -54,10 +54,9 @@ class ProxyApp:
         self._visits = Visits(settings, parts, self.crowd, self._aside, self._audit)
         self._sleepers = self._visits.sleepers
         self._health = HealthChecks(parts.balancer, settings.health_interval, self._admit_who_waits)
-        self._probes = Probes(self._is_alive, self._why_not_ready)
         address = (settings.proxy_metrics_host, settings.proxy_metrics_port)
         self._control = ControlServer(
-            address, settings.proxy_processes, self._probes, self._metrics.registry
+            address, settings.proxy_processes, self._probe, self._metrics.registry
         )
 
     def _gauges(self) -> Gauges:
@@ -160,7 +159,7 @@ class ProxyApp:
         """Answers probes and allowed preflights, which need no token. Returns whether it did."""
         head = exchange.head
         is_asking = is_preflight(head)
-        answer = self._probes.answer(head.target) if head.method in ("GET", "HEAD") else None
+        answer = self._probe(head.target) if head.method in ("GET", "HEAD") else None
         if not is_asking and answer is None:
             return False
         origin, allowed = head.get("origin"), origins_for(head, self._settings.cors_origins)
@@ -195,13 +194,14 @@ class ProxyApp:
         self._visits.forwarder.room.admit()
         self._sleepers.look_again()
 
-    def _is_alive(self) -> bool:
-        """Returns whether all parts still run. Any thread."""
-        parts = (self._maintenance, self._health, self._sleepers)
-        return all(each.is_alive for each in parts)
+    def _probe(self, path: str) -> Answer | None:
+        """Returns the answer for /health and /ready; None for any other path. Any thread."""
+        if path == "/health":
+            parts = (self._maintenance, self._health, self._sleepers)
+            return health(all(each.is_alive for each in parts))
+        return readiness(self._why_not_ready()) if path == "/ready" else None
 
     def _why_not_ready(self) -> str | None:
-        """Returns why /ready fails; None if the proxy is ready. Any thread."""
         if self._visits.is_draining:
             return "draining"
         can_serve = self._parts.balancer.is_ready() or self._sleepers.has_any

@@ -25,32 +25,15 @@ POLL_S = 0.1  # interval at which the server notices `stop`
 Answer = tuple[int, str, bytes]  # status, content type, body
 
 
-class Probes:
-    """Answers /health and /ready. Any thread."""
+def health(is_alive: bool) -> Answer:
+    if is_alive:
+        return 200, "text/plain; charset=utf-8", b"OK"
+    return 500, "text/plain; charset=utf-8", b"a part of the proxy has died"
 
-    def __init__(
-        self, is_alive: Callable[[], bool], why_not_ready: Callable[[], str | None]
-    ) -> None:
-        self._is_alive = is_alive
-        self._why_not_ready = why_not_ready
 
-    def answer(self, path: str) -> Answer | None:
-        """Returns the answer for /health and /ready; None for any other path."""
-        if path == "/health":
-            return self._health()
-        if path == "/ready":
-            return self._ready()
-        return None
-
-    def _health(self) -> Answer:
-        if self._is_alive():
-            return 200, "text/plain; charset=utf-8", b"OK"
-        return 500, "text/plain; charset=utf-8", b"a part of the proxy has died"
-
-    def _ready(self) -> Answer:
-        why_not = self._why_not_ready()
-        body = json.dumps({"status": why_not or "ready"}).encode()
-        return 503 if why_not else 200, "application/json", body
+def readiness(why_not: str | None) -> Answer:
+    body = json.dumps({"status": why_not or "ready"}).encode()
+    return 503 if why_not else 200, "application/json", body
 
 
 class ControlServer:
@@ -61,12 +44,13 @@ class ControlServer:
         self,
         address: tuple[str, int],
         num_processes: int,
-        probes: Probes,
+        probe: Callable[[str], Answer | None],
         registry: CollectorRegistry,
     ) -> None:
+        """`probe` answers the paths of probes, on any thread."""
         self._host, first_port = address
         self._ports = range(first_port, first_port + num_processes)
-        self._probes = probes
+        self._probe = probe
         self._registry = registry
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
@@ -95,7 +79,7 @@ class ControlServer:
 
     def _serve(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
-        answer = self._probes.answer(path)
+        answer = self._probe(path)
         if path == "/metrics":
             answer = 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
         status, content_type, body = answer or (404, "text/plain", b"")
