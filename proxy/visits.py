@@ -44,7 +44,7 @@ from proxy.errors import (
 from proxy.parts import ProxyParts
 from proxy.settings import Settings
 from proxy.upstreams.forward import SAFE_METHODS, Forwarder, Reply
-from proxy.upstreams.headers import Identity, client_headers
+from proxy.upstreams.headers import client_headers
 from proxy.upstreams.sleepers import Sleepers
 from proxy.upstreams.upstream import Upstream
 
@@ -158,16 +158,16 @@ class Visits:
         visit.takes_row = takes_row(head.method, path)
         if visit.takes_row or path.startswith(LIST_PATH):
             route, mark, query = head.target.partition("?")
-            head.target = route.rstrip("/") + mark + query  # some servers refuse a final slash
-        request = InboundRequest(head, body, hints, principal.team_id, visit.takes_row)
+            head.target = route.rstrip("/") + mark + query  # which not all servers take for one
+        caller = principal.team_id, principal.token_id, record.request_id
+        request = InboundRequest(head, body, hints, visit.takes_row, *caller)
         _check_model(request, policy)
-        identity = Identity(principal, record.request_id)
-        reply = await self.forwarder.open(request, identity)
+        reply = await self.forwarder.open(request)
         try:
             is_list = path == LIST_PATH and (head.method, reply.head.status) == ("GET", 200)
             others = self._parts.balancer.with_other_models(reply.upstream) if is_list else []
             if others or (is_list and policy.models is not None):
-                more = [self._list_of(request, identity, other) for other in others[:MAX_LISTS]]
+                more = [self._list_of(request, other) for other in others[:MAX_LISTS]]
                 await self._list(visit, reply, await asyncio.gather(*more), policy.models)
             else:
                 await self._relay(visit, reply)
@@ -213,15 +213,13 @@ class Visits:
         else:
             client.end_answer()
 
-    async def _list_of(
-        self, request: InboundRequest, identity: Identity, upstream: Upstream
-    ) -> dict[str, Any] | None:
-        """Returns an upstream's list of models; None if it cannot be had soon."""
+    async def _list_of(self, request: InboundRequest, upstream: Upstream) -> dict[str, Any] | None:
+        """One more list of models; None where it cannot be had, or not soon."""
         model = next(iter(upstream.spec.models), None)
         request = request._replace(hints=request.hints._replace(model=model))
         try:
             async with asyncio.timeout(LIST_TIMEOUT_S):
-                reply = await self.forwarder.open(request, identity, upstream)
+                reply = await self.forwarder.open(request, upstream)
                 try:
                     return await _read_list(reply) if reply.head.status == 200 else None
                 finally:

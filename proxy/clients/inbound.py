@@ -168,13 +168,15 @@ class RoutingHints(NamedTuple):
 
 
 class InboundRequest(NamedTuple):
-    """One request, ready to be forwarded."""
+    """One request, ready to be forwarded. The upstream is told the last three."""
 
     head: RequestHead
     body: RequestBody
     hints: RoutingHints
-    team_id: str
     takes_row: bool
+    team_id: str
+    token_id: str = ""
+    request_id: str = ""
 
 
 def target_fault(method: str, target: str) -> str | None:

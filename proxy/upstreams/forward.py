@@ -27,7 +27,7 @@ from proxy.errors import (
     UpstreamUnreachable,
 )
 from proxy.upstreams.balancer import Balancer
-from proxy.upstreams.headers import Identity, upstream_headers
+from proxy.upstreams.headers import upstream_headers
 from proxy.upstreams.reply import Receiver, ReplyHead, StaleConnection, UpstreamConnection
 from proxy.upstreams.retries import RetryBudget
 from proxy.upstreams.sleepers import Sleepers
@@ -119,30 +119,26 @@ class Forwarder:
         if len(self.room):
             self.room.admit()
 
-    async def open(
-        self, request: InboundRequest, identity: Identity, only: Upstream | None = None
-    ) -> Reply:
-        """Does what `_open` does. If the upstream may have refused the question for usage, sends
-        the request again without it. With `only`, no other upstream is asked."""
-        reply = await self._open(request, identity, only)
+    async def open(self, request: InboundRequest, only: Upstream | None = None) -> Reply:
+        """As `_open`; once more without the question for usage where that may be refused. `only`:
+        no other upstream is asked."""
+        reply = await self._open(request, only)
         if not reply.has_asked_usage or reply.head.status not in REFUSALS:
             return reply
         reply.close()
         plain = request._replace(hints=request.hints._replace(may_ask_usage=False))
-        again = await self._open(plain, identity, only)
+        again = await self._open(plain, only)
         if again.head.status < 300:
             reply.upstream.tells_usage = False
         return again
 
-    async def _open(
-        self, request: InboundRequest, identity: Identity, only: Upstream | None
-    ) -> Reply:
-        """Sends the request and waits for the head of the answer.
+    async def _open(self, request: InboundRequest, only: Upstream | None) -> Reply:
+        """Send the request and wait for the head of the answer.
 
         Raises UpstreamUnreachable, UpstreamBroken, UpstreamTimeout, UpstreamNotReady, AllRowsBusy,
         ServerStarting, or the error of the connection that the body comes from.
         """
-        head = upstream_headers(request.head, identity)
+        head = upstream_headers(request)
         tried: set[Upstream] = set() if only is None else set(self.balancer.upstreams) - {only}
         unreachable: UpstreamUnreachable | None = None
         is_repeated = False

@@ -1,11 +1,9 @@
 """Headers that pass through the proxy, and those it sets itself. Pure functions."""
 
 import re
-from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from proxy.access.auth import Principal
-from proxy.clients.request_head import RequestHead
+from proxy.clients.inbound import InboundRequest
 from proxy.errors import Headers, UpstreamBroken
 
 # Fields that every hop writes for itself (RFC 9110, section 7.6.1).
@@ -51,15 +49,9 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"(?i)(https?:)?//[^\s;,'\"]*")
 
 
-class Identity(NamedTuple):
-    """The caller and id of a request, which headers tell the upstream."""
-
-    principal: Principal
-    request_id: str
-
-
-def upstream_headers(head: RequestHead, identity: Identity) -> Headers:
-    """Returns the client's end-to-end headers, then ours. The caller adds Host and framing."""
+def upstream_headers(request: InboundRequest) -> Headers:
+    """The client's end-to-end headers, then ours. Host and framing are the caller's."""
+    head = request.head
     nominated = _nominated(head.get("connection", ""))
     headers = [
         (name, value)
@@ -71,9 +63,9 @@ def upstream_headers(head: RequestHead, identity: Identity) -> Headers:
     return [
         *headers,
         ("Accept-Encoding", "identity"),
-        ("X-Team-Id", identity.principal.team_id),
-        ("X-Token-Id", identity.principal.token_id),
-        ("X-Request-Id", identity.request_id),
+        ("X-Team-Id", request.team_id),
+        ("X-Token-Id", request.token_id),
+        ("X-Request-Id", request.request_id),
         ("X-Forwarded-For", head.peer),
         ("X-Forwarded-Proto", head.scheme),
         ("X-Forwarded-Host", head.get("host", "")),

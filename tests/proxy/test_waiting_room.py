@@ -64,7 +64,7 @@ class Rows:
     async def wait(self, name: str, team_id: str, timeout_s: float = 60.0) -> Upstream:
         head = RequestHead("POST", name, {})
         body = RequestBody(head, NoSource())
-        request = InboundRequest(head, body, RoutingHints(), team_id, takes_row=True)
+        request = InboundRequest(head, body, RoutingHints(), True, team_id)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         return await self.room.enter(request, set(), deadline_s)
 
@@ -199,7 +199,7 @@ def test_however_many_wait_for_a_model_they_keep_none_for_another_waiting(num_wa
         async def wait(model: str) -> Upstream:
             head = RequestHead("POST", "/", {})
             hints = RoutingHints(model=model)
-            request = InboundRequest(head, RequestBody(head, NoSource()), hints, "a", True)
+            request = InboundRequest(head, RequestBody(head, NoSource()), hints, True, "a")
             return await room.enter(request, set(), asyncio.get_running_loop().time() + 60)
 
         taken = [await wait("busy") for _ in range(2)]
