@@ -11,7 +11,7 @@ from proxy.access.gate import origins_for
 from proxy.aside import Aside
 from proxy.audit import AuditLog, AuditRecord, Outcome
 from proxy.clients.answers import answer_head, content_headers, refusal
-from proxy.clients.client import ClientConnection, Patience
+from proxy.clients.client import ClientConnection
 from proxy.clients.crowd import Crowd
 from proxy.clients.exchange import Exchange
 from proxy.clients.origins import PREFLIGHT_HEADERS, cors_headers, is_preflight
@@ -36,13 +36,6 @@ class ProxyApp:
         self._settings = settings
         self._parts = parts
         self._aside = Aside()
-        self._patience = Patience(
-            settings.head_timeout,
-            settings.body_timeout,
-            settings.min_body_rate,
-            settings.keepalive_timeout,
-            settings.client_timeout,
-        )
         self.crowd = Crowd(settings.proxy_connections, settings.max_waiting_per_address)
         self._all_done = asyncio.Event()
         self._maintenance = Maintenance(
@@ -128,7 +121,7 @@ class ProxyApp:
 
     def __call__(self) -> ClientConnection:
         """Returns the protocol of a new client, for the event loop's server."""
-        return ClientConnection(self.crowd, self, self._patience)
+        return ClientConnection(self.crowd, self, self._settings)
 
     def begin(self, exchange: Exchange) -> None:
         self._visits.running.add(exchange)

@@ -13,7 +13,6 @@ import struct
 import sys
 import termios
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 from common.connections.waiting import Wait
@@ -23,6 +22,7 @@ from proxy.clients.exchange import Exchange
 from proxy.clients.inbound import RequestBody
 from proxy.clients.request_head import RequestHead, RequestPart, RequestReader
 from proxy.errors import ClientStalled, Draining, Overloaded, ProxyError
+from proxy.settings import Settings
 
 MAX_PIPELINED_BYTES = 64 * 1024
 # With more bytes than this waiting for a slow reader, the source of an answer is held back.
@@ -30,17 +30,6 @@ MAX_UNSENT_BYTES = 64 * 1024
 LINGER_S = 2.0  # time for a client to take its last answer and close
 LINGER_BYTES = 16 * 1024 * 1024  # bytes that such a client may still send
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Time limits of a client, in seconds."""
-
-    head_s: float
-    body_s: float
-    min_body_bytes_per_s: int  # bytes that earn one more second
-    keepalive_s: float
-    stall_s: float  # longest time in which it may take no byte of an answer
 
 
 class Service(Protocol):
@@ -59,8 +48,8 @@ class Service(Protocol):
 class ClientConnection(asyncio.Protocol):
     """A member of the crowd, and the client of one exchange at a time."""
 
-    def __init__(self, crowd: Crowd, service: Service, patience: Patience) -> None:
-        self._crowd, self._service, self._patience = crowd, service, patience
+    def __init__(self, crowd: Crowd, service: Service, settings: Settings) -> None:
+        self._crowd, self._service, self._settings = crowd, service, settings
         self._loop = asyncio.get_running_loop()
         self._reader: RequestReader | None = None
         self._exchange: Exchange | None = None
@@ -140,7 +129,7 @@ class ClientConnection(asyncio.Protocol):
         return self._transport.get_write_buffer_size() > 0
 
     def expire(self) -> None:
-        is_lingering = self.wait is Wait.CLOSE
+        settings, is_lingering = self._settings, self.wait is Wait.CLOSE
         if self._transport.is_closing() or self.wait is Wait.NEXT_REQUEST:
             self._transport.abort()
         elif self.is_congested or (is_lingering and self._transport.get_write_buffer_size()):
@@ -150,13 +139,13 @@ class ClientConnection(asyncio.Protocol):
         elif self._exchange is not None:
             self._exchange.body.fail(
                 ClientStalled(
-                    f"The request body did not come within {self._patience.body_s:g} s and one "
-                    f"more for each {self._patience.min_body_bytes_per_s} bytes; send it faster."
+                    f"The request body did not come within {settings.body_timeout:g} s and one "
+                    f"more for each {settings.min_body_rate} bytes; send it faster."
                 )
             )
         elif self._reader is not None and self._reader.has_begun:
             self._refuse(
-                ClientStalled(f"The request head did not come within {self._patience.head_s:g} s.")
+                ClientStalled(f"The request head did not come within {settings.head_timeout:g} s.")
             )
         else:
             self._transport.abort()
@@ -282,9 +271,9 @@ class ClientConnection(asyncio.Protocol):
         self._exchange.body.feed(piece)
 
     def _await_head(self, wait: Wait) -> None:
-        patience, is_kept = self._patience, wait is Wait.NEXT_REQUEST
+        settings, is_kept = self._settings, wait is Wait.NEXT_REQUEST
         now_s = self._loop.time()
-        self.deadline_s = now_s + (patience.keepalive_s if is_kept else patience.head_s)
+        self.deadline_s = now_s + (settings.keepalive_timeout if is_kept else settings.head_timeout)
         if self.wait is not wait:
             self._crowd.wait(self, wait, now_s)
 
@@ -293,8 +282,8 @@ class ClientConnection(asyncio.Protocol):
         if self.is_congested or self._exchange is None:
             return
         if not self._exchange.body.is_ended:
-            earned_s = self._exchange.body.num_read_bytes / self._patience.min_body_bytes_per_s
-            self.deadline_s = self._since_s + self._patience.body_s + earned_s
+            earned_s = self._exchange.body.num_read_bytes / self._settings.min_body_rate
+            self.deadline_s = self._since_s + self._settings.body_timeout + earned_s
 
     def _wait_for_ever(self) -> None:
         """Removes the deadline, unless the client has stopped reading."""
@@ -303,7 +292,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _watch_unsent(self) -> None:
         self._num_unsent_bytes = self._count_unsent()
-        self.deadline_s = self._loop.time() + self._patience.stall_s
+        self.deadline_s = self._loop.time() + self._settings.client_timeout
 
     def _count_unsent(self) -> int:
         """Returns the bytes that are not sent. Those in the kernel count, too, because it takes

@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.clients import client as client_module
-from proxy.clients.client import ClientConnection, Patience
+from proxy.clients.client import ClientConnection
 from proxy.clients.crowd import GRACE_S, Crowd
 from proxy.clients.exchange import Exchange
 from proxy.errors import ProxyError
+from proxy.settings import Settings
 from tests.proxy.support import (
     AUTH,
     DEADLINE_S,
@@ -224,8 +225,7 @@ def test_lingering_connection_is_closed_once_nothing_is_taken(is_taken: bool) ->
         ours, theirs = socket.socketpair()
         with ours, theirs:
             transport = Transport(ours)
-            patience = Patience(1, 1, 1, 1, 1)
-            client = ClientConnection(Crowd(9, 9), Refusing(), patience)
+            client = ClientConnection(Crowd(9, 9), Refusing(), Settings())
             client.connection_made(transport)  # type: ignore[arg-type]
             client.data_received(b"\0")
             transport.num_unsent = 1000
@@ -248,7 +248,7 @@ def test_who_is_one_too_many_is_told(sent: bytes, is_recorded: bool) -> None:
             crowd, service = Crowd(9, 1), Refusing()
             transports = [Transport(ours) for _ in range(2)]
             for transport in transports:
-                client = ClientConnection(crowd, service, Patience(60, 1, 1, 1, 1))
+                client = ClientConnection(crowd, service, Settings())
                 client.connection_made(transport)  # type: ignore[arg-type]
                 if sent:
                     client.data_received(sent)
@@ -356,7 +356,7 @@ def test_requests_are_read_in_order_however_their_bytes_and_answers_meet(
         with ours, theirs:
             service = Answering()
             transport = Transport(ours)
-            client = ClientConnection(Crowd(9, 9), service, Patience(60, 60, 1, 60, 60))
+            client = ClientConnection(Crowd(9, 9), service, Settings())
             client.connection_made(transport)  # type: ignore[arg-type]
             for start, end in pairwise(sorted({0, len(sent), *cuts})):
                 for _ in numbers:
