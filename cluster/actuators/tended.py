@@ -173,11 +173,12 @@ class TendedReplicas:
         self._machines.close()
 
     def _adopt(self) -> None:
-        """Adopt running replicas. Those that an earlier run listed count as ready until probed."""
+        """Until they are asked, replicas that an earlier run listed count as ready."""
+        models_by_url = {listed.url: listed.models for listed in self._upstreams.listed}
         for each in self._machines.placed():
-            listed = self._upstreams.listed.get(each.url or "")
-            if listed is not None:
-                self._notes[each.name] = _Note(True, self._clock(), models=listed.models)
+            if each.url in models_by_url:
+                models = models_by_url[each.url]
+                self._notes[each.name] = _Note(True, self._clock(), models=models)
             elif each.is_leaving:  # it may still have streams
                 self._notes[each.name] = _Note(ready_s=self._clock())
         self._tend()
@@ -231,15 +232,16 @@ class TendedReplicas:
                 log.warning("%s does not list its models; it gets no requests", each.name)
                 continue
             engine = self._engine(each)
-            rows = None if engine.drains_itself else each.group.user_rows
+            cost = self._recipes.costs.get((each.group.server, each.group.accelerator))
             listed[each.url] = Listed(
-                models,
-                engine.ready_path,
-                rows,
-                each.group.server,
-                self._recipes.costs.get((each.group.server, each.group.accelerator)),
+                url=each.url,
+                models=models,
+                health_path=engine.ready_path,
+                rows=None if engine.drains_itself else each.group.user_rows,
+                server=each.group.server,
+                cents_per_hour=cost or None,
             )
-        if self._upstreams.write(listed):
+        if self._upstreams.write(listed.values()):
             log.info("%d replicas are ready", len(listed))
 
     def _see_off(self, replica: Placed) -> None:

@@ -1,32 +1,37 @@
 """Writes the ready replicas into the file that the proxy reads (UPSTREAMS_FILE)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
 
 import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from cluster.errors import ConfigFaulty
 from common.files import write_whole
 
-USUAL_PATH = "/ready"
 HEAD = "# Written by the cluster's actuator: changes made here are lost.\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(BaseModel):
     """A replica's entry. An entry without models takes requests for any model. `rows` is for a
     replica that does not report its rows. `server` is for the proxy's routes and records."""
 
+    model_config = ConfigDict(frozen=True)
+
+    url: str
     models: tuple[str, ...] = ()
-    health_path: str = USUAL_PATH
+    health_path: str = "/ready"
     rows: int | None = None
     server: str = ""
     cents_per_hour: float | None = None
 
 
+_LISTED = TypeAdapter(tuple[Listed, ...])
+
+
 class UpstreamsFile:
-    """The file, which no one else may write. One thread at a time."""
+    """The file, which no one else may write. `listed` are its entries. One thread at a time."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigFaulty if something else wrote the file."""
@@ -40,44 +45,27 @@ class UpstreamsFile:
                 "remove it or choose another path."
             ) from error
 
-    def write(self, listed: Mapping[str, Listed]) -> bool:
-        """Write the file if its content changes. Returns whether it did. Replaces the file as a
-        whole, so that no reader sees half of it."""
-        entries = [
-            {"url": url}
-            | ({"models": list(each.models)} if each.models else {})
-            | ({"health_path": each.health_path} if each.health_path != USUAL_PATH else {})
-            | ({"rows": each.rows} if each.rows else {})
-            | ({"server": each.server} if each.server else {})
-            | ({"cents_per_hour": each.cents_per_hour} if each.cents_per_hour else {})
-            for url, each in sorted(listed.items())
-        ]
+    def write(self, listed: Iterable[Listed]) -> bool:
+        """Write the file, if it changes. Returns whether it did. The file is replaced as a whole,
+        so that no reader sees half of it."""
+        sorted_by_url = tuple(sorted(listed, key=attrgetter("url")))
+        entries = _LISTED.dump_python(sorted_by_url, mode="json", exclude_defaults=True)
         text = HEAD + yaml.safe_dump({"upstreams": entries}, sort_keys=False)
         if text == self._written:
             return False
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._path, text)
-        self._written, self.listed = text, dict(listed)
+        self._written, self.listed = text, sorted_by_url
         return True
 
 
-def _upstreams_in(text: str) -> dict[str, Listed]:
-    """Returns the entries of a file. Raises ValueError if `write` cannot have written it."""
+def _upstreams_in(text: str) -> tuple[Listed, ...]:
+    """Returns the entries. Raises ValueError if `write` cannot have written this file."""
     if not text:
-        return {}
+        return ()
     if not text.startswith(HEAD):
         raise ValueError("its first line differs")
     try:
-        entries = yaml.safe_load(text)["upstreams"]
-        return {
-            entry["url"]: Listed(
-                tuple(entry.get("models", ())),
-                entry.get("health_path", USUAL_PATH),
-                entry.get("rows"),
-                entry.get("server", ""),
-                entry.get("cents_per_hour"),
-            )
-            for entry in entries
-        }
-    except (yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+        return _LISTED.validate_python(yaml.safe_load(text)["upstreams"])
+    except (yaml.YAMLError, LookupError, TypeError, ValidationError) as error:
         raise ValueError("it has been edited") from error

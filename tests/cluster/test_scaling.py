@@ -236,7 +236,8 @@ def test_ray_runs_another_engine_and_ends_it_behind_its_last_answer(
 ) -> None:
     have(nodes, 1)
     (replica,) = ready(on_ray, GROUP, 1)
-    assert upstreams.listed == {replica.url: Listed((), "/health", GROUP.user_rows, GROUP.server)}
+    rows, server, url = GROUP.user_rows, GROUP.server, replica.url or ""
+    assert upstreams.listed == (Listed(url=url, health_path="/health", rows=rows, server=server),)
     text, url = "x" * 200, f"{replica.url}/inference"  # a second longer than `leave_s`
     with requests.post(url, json={"text": text}, timeout=60, stream=True) as answer:
         on_ray.stop(GROUP, 0)

@@ -427,5 +427,5 @@ def test_a_file_of_somebody_else_is_not_written_over(path: Path, text: str) -> N
             UpstreamsFile(path)
         assert path.read_text() == text
     else:
-        UpstreamsFile(path).write({})
+        UpstreamsFile(path).write([])
         assert listed(path) == ()
