@@ -179,11 +179,15 @@ class Planner:
             name: self._decide(name, answer, held, at_s) for name in self._parts.system.servers
         }
         self.plan = {g: n for each in servers.values() for g, n in each.plan.items()}
+        forecasts = self._forecasts_of(traffic) if is_read else {}
         told = {
-            name: _told(each, traffic.get(name), predicted.get(name, Latencies()))
-            for name, each in self._with_forecasts(
-                servers, traffic if is_read else {}, judged
-            ).items()
+            name: replace(
+                _told(each, traffic.get(name), predicted.get(name, Latencies())),
+                forecasts=forecasts.get(name, {}),
+                judged=judged.get(name, {}),
+                scores=self._forecasts.scores(name),
+            )
+            for name, each in servers.items()
         }
         seconds = time.perf_counter() - start_s
         return Cycle(self._number, at_s, seconds, told, self.plan, learned, asked, answer, fault)
@@ -293,24 +297,18 @@ class Planner:
             judged[name] = self._forecasts.judge(name, measured)
         return judged
 
-    def _with_forecasts(
-        self,
-        servers: Mapping[str, ServerCycle],
-        traffic: Mapping[str, ServerTraffic],
-        judged: JudgedForecasts,
-    ) -> dict[str, ServerCycle]:
-        """Returns the servers with the accuracy of earlier forecasts and, if they have traffic,
-        with forecasts for their ready replicas in the next period."""
+    def _forecasts_of(self, traffic: Mapping[str, ServerTraffic]) -> dict[str, dict[str, Forecast]]:
+        """Returns forecasts for ready replicas in the next period, by server, for those with
+        traffic."""
         coming = {name: demand.next for name, demand in self._demands.items()}
         said = self._latencies(self._ready, coming) if traffic else {}
-        told = {}
-        for name, each in servers.items():
-            figures: dict[str, float | None] = {}
-            if name in traffic and not traffic[name].unread:
-                figures = {ARRIVALS: coming[name].per_minute, **asdict(said.get(name, Latencies()))}
-            made, scores = self._forecasts.make(name, figures), self._forecasts.scores(name)
-            told[name] = replace(each, forecasts=made, judged=judged.get(name, {}), scores=scores)
-        return told
+        forecasts = {}
+        for name, each in traffic.items():
+            if not each.unread:
+                latencies = asdict(said.get(name, Latencies()))
+                figures = {ARRIVALS: coming[name].per_minute, **latencies}
+                forecasts[name] = self._forecasts.make(name, figures)
+        return forecasts
 
     def _note_who_asks(self, traffic: Mapping[str, ServerTraffic], at_s: float) -> None:
         """Note a request for every server with traffic. In the first cycle, also note one for
@@ -362,17 +360,13 @@ class Planner:
             return ServerCycle(current, load, held=f"no allocation: {why}")
         wanted = groups_of(name, allocation)
         is_short = name in answer.details and answer.details[name].best_effort
-        if wanted == {group: count for group, count in current.items() if count}:
-            return ServerCycle(current, load, planned=planned, is_short=is_short)
-        self._changed_s[name] = at_s
-        # Groups to remove stay in the plan with 0 replicas, because a server that has no group in
-        # the plan keeps its replicas.
+        has_changed = wanted != {group: count for group, count in current.items() if count}
+        if has_changed:
+            self._changed_s[name] = at_s
+            # Groups to remove stay in the plan with 0 replicas, because unnamed groups are kept.
+            current = dict.fromkeys(current, 0) | wanted
         return ServerCycle(
-            dict.fromkeys(current, 0) | wanted,
-            load,
-            planned=planned,
-            has_changed=True,
-            is_short=is_short,
+            current, load, planned=planned, has_changed=has_changed, is_short=is_short
         )
 
 
