@@ -88,21 +88,8 @@ class Visits:
         self._gate = Gate(parts.authenticator, parts.policy, aside)
         self._login = Login(self._gate)
         self._admissions = Admissions(parts.limits, aside)
-        self.sleepers = Sleepers(
-            settings.cluster_url,
-            aside,
-            parts.balancer,
-            settings.health_interval,
-            settings.queue_size,
-        )
-        self.forwarder = Forwarder(
-            parts.balancer,
-            settings.first_byte_timeout,
-            settings.max_content_length,
-            settings.queue_size,
-            settings.queue_timeout,
-            self.sleepers,
-        )
+        self.sleepers = Sleepers(settings, parts.balancer, aside)
+        self.forwarder = Forwarder(settings, parts.balancer, self.sleepers)
         self.running: set[Exchange] = set()
         self.is_draining = False
 

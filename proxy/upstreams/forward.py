@@ -26,6 +26,7 @@ from proxy.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from proxy.settings import Settings
 from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.headers import upstream_headers
 from proxy.upstreams.reply import Receiver, ReplyHead, StaleConnection, UpstreamConnection
@@ -93,25 +94,14 @@ class Reply:
 class Forwarder:
     """Sends requests to upstreams, and opens their replies."""
 
-    def __init__(
-        self,
-        balancer: Balancer,
-        first_byte_timeout_s: float,
-        max_body_bytes: int,
-        max_waiting: int,
-        queue_timeout_s: float,
-        sleepers: Sleepers,
-    ) -> None:
-        """`max_waiting` requests may wait for a row at a time."""
+    def __init__(self, settings: Settings, balancer: Balancer, sleepers: Sleepers) -> None:
+        self._settings = settings
         self.balancer = balancer
         self._sleepers = sleepers
-        self.room = WaitingRoom(self._choose, self.finish, self._line_of, max_waiting)
+        self.room = WaitingRoom(self._choose, self.finish, self._line_of, settings.queue_size)
         self._retries = RetryBudget()
-        self._queue_timeout_s = queue_timeout_s
-        # In the order of deadlines, because all answers have the same time limit.
+        # In the order of their deadlines, as all have the same time.
         self._deadline_s: dict[UpstreamConnection, float] = {}
-        self._first_byte_timeout_s = first_byte_timeout_s
-        self._max_body_bytes = max_body_bytes
 
     def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
         """Ends a request. Its row, if it had one, goes to the next request that waits."""
@@ -143,7 +133,7 @@ class Forwarder:
         unreachable: UpstreamUnreachable | None = None
         is_repeated = False
         self._retries.note_request()
-        deadline_s = asyncio.get_running_loop().time() + self._queue_timeout_s
+        deadline_s = asyncio.get_running_loop().time() + self._settings.queue_timeout
         while True:
             try:
                 upstream = await self._upstream(request, tried, deadline_s)
@@ -280,7 +270,7 @@ class Forwarder:
                 upload = asyncio.create_task(self._upload(connection, request))
                 await self._uploaded_or_answered(upload, connection)
             now_s = asyncio.get_running_loop().time()
-            self._deadline_s[connection] = now_s + self._first_byte_timeout_s
+            self._deadline_s[connection] = now_s + self._settings.first_byte_timeout
             head = await connection.answered()
             self.balancer.report_success(upstream)
             return Reply(upstream, connection, head, self, upload, asks_usage)
@@ -304,11 +294,11 @@ class Forwarder:
         for connection, deadline_s in list(self._deadline_s.items()):
             if deadline_s > now_s:
                 break
-            connection.give_up(UpstreamTimeout(self._first_byte_timeout_s))
+            connection.give_up(UpstreamTimeout(self._settings.first_byte_timeout))
 
     async def _upload(self, connection: UpstreamConnection, request: InboundRequest) -> None:
         is_chunked = request.body.length is None
-        async for piece in request.body.rest(self._max_body_bytes):
+        async for piece in request.body.rest(self._settings.max_content_length):
             await connection.send(chunk(piece) if is_chunked else piece)
         if is_chunked:
             await connection.send(END_OF_CHUNKS)

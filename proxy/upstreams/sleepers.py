@@ -18,6 +18,7 @@ from common.fetch import FetchBounds, FetchFailed, ask, fetch
 from proxy.aside import Aside
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy, ServerStarting
+from proxy.settings import Settings
 from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.routes import servers_in_turn
 
@@ -52,21 +53,12 @@ def told_by(url: str, wanted: Collection[str]) -> tuple[Sleeper, ...]:
 
 
 class Sleepers:
-    """Asks the controller every `interval_s`, and at once when a request begins to wait. Event loop
-    only, except for `is_alive` and `has_any`. Owned by the app, which starts and stops it."""
+    """Asks the controller every HEALTH_INTERVAL, and at once when a request begins to wait. Without
+    CLUSTER_URL no server sleeps. Event loop only, except for `is_alive` and `has_any`. Owned by the
+    app, which starts and stops it."""
 
-    def __init__(
-        self,
-        url: str | None,
-        aside: Aside,
-        balancer: Balancer,
-        interval_s: float,
-        max_waiting: int,
-    ) -> None:
-        """Without a `url` no server sleeps."""
-        self._url, self._aside = url, aside
-        self._balancer = balancer
-        self._interval_s, self._max_waiting = interval_s, max_waiting
+    def __init__(self, settings: Settings, balancer: Balancer, aside: Aside) -> None:
+        self._settings, self._balancer, self._aside = settings, balancer, aside
         self._sleepers: tuple[Sleeper, ...] = ()
         self._waiting: Counter[str] = Counter()
         self._wanted: set[str] = set()  # servers wanted since the controller was last told
@@ -82,15 +74,16 @@ class Sleepers:
 
     @property
     def is_alive(self) -> bool:
-        return self._url is None or (self._task is not None and not self._task.done())
+        is_running = self._task is not None and not self._task.done()
+        return is_running or self._settings.cluster_url is None
 
     @property
     def has_any(self) -> bool:
         return bool(self._sleepers)
 
     def start(self) -> None:
-        if self._url is not None:
-            self._task = asyncio.create_task(self._run(self._url), name="sleepers")
+        if (url := self._settings.cluster_url) is not None:
+            self._task = asyncio.create_task(self._run(url), name="sleepers")
 
     def stop(self) -> None:
         if self._task is not None:
@@ -142,7 +135,7 @@ class Sleepers:
 
     @contextmanager
     def _counted(self, server: str) -> Iterator[None]:
-        if len(self) >= self._max_waiting:
+        if len(self) >= self._settings.queue_size:
             raise AllRowsBusy(f"{len(self)} requests wait for {server}; raise QUEUE_SIZE")
         self._wanted.add(server)
         if not self._waiting[server]:
@@ -172,7 +165,7 @@ class Sleepers:
             self.look_again()
             await asyncio.sleep(LEAST_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout(self._settings.health_interval):
                     await self._is_wanted.wait()
 
     def _note_fault(self, fault: str) -> None:
