@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import resource
+import select
 import selectors
 import socket
 import sys
@@ -26,7 +27,7 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from common.connections.errors import InvalidHead, RequestTimeout, TooManyConnections
 from common.connections.inbound import MAX_HEAD_BYTES
-from common.connections.readiness import is_readable, is_writable
+from common.connections.readiness import polling
 from common.connections.waiting import PolledConnection, Wait, WaitingConnections
 from common.errors import WireError
 
@@ -115,7 +116,8 @@ class PollingWorker(ThreadWorker):
         self._set_polled(conn, False)
         request = conn.parser.request
         is_probe = request is not None and request.path in PROBE_PATHS
-        pool = self._probe_pool if is_probe and is_writable(conn.sock) else self.tpool
+        is_quick = is_probe and polling(conn.sock, select.POLLOUT).poll(0)
+        pool = self._probe_pool if is_quick else self.tpool
         future = pool.submit(self.handle, conn)
         future.add_done_callback(
             lambda done: self.method_queue.defer(self.finish_request, conn, done)
@@ -244,7 +246,7 @@ class PollingWorker(ThreadWorker):
         """Returns whether a connection still waits after reading everything it has sent, which may
         be its whole request."""
         wait = conn.wait
-        while conn.wait is wait is not Wait.CLOSE and is_readable(conn.sock):
+        while conn.wait is wait is not Wait.CLOSE and polling(conn.sock).poll(0):
             self._receive(conn)
         return conn.wait is wait
 

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
-from common.connections.readiness import reading
+from common.connections.readiness import polling
 from proxy.errors import Headers, StreamBroken, UpstreamBroken
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -205,7 +205,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport.is_closing():
             return False
         if self._poll is None:
-            self._poll = reading(self._transport.get_extra_info("socket"))
+            self._poll = polling(self._transport.get_extra_info("socket"))
         return not self._poll.poll(0)
 
     def rest(self) -> None:
