@@ -47,10 +47,7 @@ class ProxyApp:
         self._visits = Visits(settings, parts, self.crowd, self._aside, self._audit)
         self._sleepers = self._visits.sleepers
         self._health = HealthChecks(parts.balancer, settings.health_interval, self._admit_who_waits)
-        address = (settings.proxy_metrics_host, settings.proxy_metrics_port)
-        self._control = ControlServer(
-            address, settings.proxy_processes, self._probe, self._metrics.registry
-        )
+        self._control = ControlServer(settings, self._probe, self._metrics.registry)
 
     def _gauges(self) -> Gauges:
         waiting = "Requests that wait for a user row."

@@ -16,6 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from proxy.clients.answers import content_headers, phrase_of
+from proxy.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +43,14 @@ class ControlServer:
 
     def __init__(
         self,
-        address: tuple[str, int],
-        num_processes: int,
+        settings: Settings,
         probe: Callable[[str], Answer | None],
         registry: CollectorRegistry,
     ) -> None:
         """`probe` answers the paths of probes, on any thread."""
-        self._host, first_port = address
-        self._ports = range(first_port, first_port + num_processes)
+        first_port = settings.proxy_metrics_port
+        self._host = settings.proxy_metrics_host
+        self._ports = range(first_port, first_port + settings.proxy_processes)
         self._probe = probe
         self._registry = registry
         self._server: WSGIServer | None = None
