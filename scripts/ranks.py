@@ -1,6 +1,5 @@
 """Child processes that end with this one, and the ranks that serve one model together."""
 
-import ctypes
 import math
 import os
 import signal
@@ -14,6 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from common.fetch import answers_ok
+from common.parents import end_with_parent
 from inference_api.errors import StartupError
 from inference_api.pipeline.ranks import local_rank
 from inference_api.pipeline.splits import resolved
@@ -23,7 +23,6 @@ RANK = (sys.executable, "-m", "inference_api.pipeline")
 MAX_RESTARTS = 20
 SHUTDOWN_BEYOND_DRAIN_S = 30
 MAX_PAUSELESS_S = 86_400  # trials of SPLIT=auto wait for pauses between requests
-PR_SET_PDEATHSIG = 1  # prctl(2)
 NO_SEARCH = (
     "SPLIT=auto needs the search for splits, which is not installed; run `pip install "
     "'hearth[weights]'` (in a clone: `pip install --editable '.[weights]'`), or give the layers of "
@@ -39,7 +38,8 @@ class Process(subprocess.Popen[bytes]):
             command,
             env={**os.environ, **environment},
             start_new_session=True,
-            preexec_fn=partial(_end_with, os.getpid(), ctypes.CDLL(None)),
+            # Safe between fork and exec, as this process has one thread.
+            preexec_fn=partial(end_with_parent, parent=os.getpid()),
         )
 
     def kill(self) -> None:
@@ -141,11 +141,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _end_with(parent: int, libc: ctypes.CDLL) -> None:
-    """Have Linux send SIGTERM to this process when the parent ends for any reason. Runs between
-    fork and exec, which is safe because the parent has one thread."""
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # the parent has ended already
-        os._exit(1)

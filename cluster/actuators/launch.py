@@ -5,14 +5,12 @@ between fork and exec may hang in a process with threads.
 """
 
 import argparse
-import ctypes
 import os
-import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1  # prctl(2)
+from common.parents import end_with_parent
 
 
 def main() -> None:
@@ -24,9 +22,7 @@ def main() -> None:
     if arguments.cores:
         os.sched_setaffinity(0, arguments.cores)
     if arguments.parent:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # survives exec
-        if os.getppid() != arguments.parent:
-            sys.exit("The parent process has ended.")
+        end_with_parent(parent=arguments.parent)
     hearth = [sys.executable, "-m", "gunicorn", "--config", str(api_config())]
     command = arguments.command or hearth
     try:

@@ -5,7 +5,6 @@
 The settings are the API's, from the environment, and the same for all ranks.
 """
 
-import ctypes
 import logging
 import logging.config
 import os
@@ -14,6 +13,7 @@ import sys
 from dataclasses import replace
 
 from common.logs import logging_config
+from common.parents import end_with_parent
 from inference_api.errors import StartupError
 from inference_api.loading.checkpoint import load_config, locate
 from inference_api.loading.options import EngineOptions
@@ -26,7 +26,6 @@ from inference_api.settings import Settings, load_settings
 from inference_api.shipped_files import SHIPPED
 
 GUNICORN_CONFIG = SHIPPED / "gunicorn.conf.py"
-PR_SET_PDEATHSIG = 1  # prctl(2)
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +38,11 @@ def main() -> None:
     except StartupError as error:
         sys.exit(str(error))
     if ranks.rank == 0:
-        # The API drains when it gets SIGTERM.
-        _end_with_parent(signal.SIGTERM)
+        # The API drains on the launcher's SIGTERM.
+        end_with_parent()
         command = [sys.executable, "-m", "gunicorn", "--config", str(GUNICORN_CONFIG)]
         os.execv(sys.executable, command)
-    _end_with_parent(signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     logging.config.dictConfig(logging_config(settings.log_level, settings.log_format))
     sys.exit(_work(ranks, settings))
 
@@ -64,12 +63,6 @@ def _work(ranks: RankSettings, settings: Settings) -> int:
         logger.critical("rank %d ends: %s", ranks.rank, error)
         return 1
     return 0
-
-
-def _end_with_parent(number: signal.Signals) -> None:
-    """Have Linux send this signal to this process when its launcher ends for any reason."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 if __name__ == "__main__":
