@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 
+from common.connections.ports import free_port
 from common.fetch import answers_ok
 from common.parents import end_with_parent
 from inference_api.errors import StartupError
@@ -90,7 +90,7 @@ class Ranks:
             each.kill()
 
     def _start(self) -> None:
-        port = _free_port()
+        port = free_port()
         self._search: list[Process] = []
         self._ranks = [
             Process(RANK, local_rank(rank, self._num_ranks, port))
@@ -135,9 +135,3 @@ def _search(settings: Settings, url: str) -> Sequence[str]:
     session += " on cuda" * (model.device == "cuda")
     drive = [sys.executable, "-m", "weights", "drive", "pipeline", "--url", url]
     return [*drive, "--model", session, "--timeout", str(MAX_PAUSELESS_S)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -7,7 +7,6 @@ matches another process, even after a restart of the machine.
 import fcntl
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -84,13 +83,6 @@ def start_api(
         setsid=True,
     )
     return ApiProcess(pid, _started(pid))
-
-
-def free_port(host: str) -> int:
-    """Returns a port that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def devices_of(count: int) -> tuple[str, ...]:

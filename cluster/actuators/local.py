@@ -17,7 +17,6 @@ from cluster.actuators.api_process import (
     DEVICES,
     ApiProcess,
     devices_of,
-    free_port,
     last_words,
     pinned_to,
     start_api,
@@ -25,6 +24,7 @@ from cluster.actuators.api_process import (
 from cluster.actuators.machines import Placed
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
+from common.connections.ports import free_port
 from common.files import write_whole
 
 log = logging.getLogger(__name__)

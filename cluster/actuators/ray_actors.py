@@ -19,12 +19,13 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import quote, unquote
 
-from cluster.actuators.api_process import claimed_cores, free_port, last_words, pinned_to, start_api
+from cluster.actuators.api_process import claimed_cores, last_words, pinned_to, start_api
 from cluster.actuators.machines import Placed
 from cluster.actuators.probes import ReplicaHealth, probe
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
 from common.connections.hosts import host_and_port
+from common.connections.ports import free_port
 
 log = logging.getLogger(__name__)
 

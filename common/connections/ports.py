@@ -1,6 +1,13 @@
-"""Checks whether a server can listen where its settings say."""
+"""Whether a server can listen where its settings say, and where one can."""
 
 import socket
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Returns a port that is free at the moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 def port_faults(host: str, port: int, names: tuple[str, str]) -> list[str]:

@@ -11,8 +11,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from cluster.actuators.api_process import free_port, last_words
+from cluster.actuators.api_process import last_words
 from cluster.errors import ClusterError
+from common.connections.ports import free_port
 from common.files import OWNER_ALONE, write_whole
 from lab.demo.cluster.files import Addresses
 

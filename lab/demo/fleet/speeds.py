@@ -6,9 +6,10 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.actuators.api_process import free_port, start_api
+from cluster.actuators.api_process import start_api
 from cluster.engines import filled
 from cluster.server_keys import ServerKeys
+from common.connections.ports import free_port
 from common.fetch import answers_ok
 from lab.demo.cluster.measured import benchmarking, end
 from lab.demo.cluster.processes import HOST, DemoFailed, until
