@@ -126,9 +126,9 @@ class Metrics(Collector):
             "1 if it passes its checks and is not ejected.",
             labels=["upstream"],
         )
-        for status in self._balancer.snapshot():
-            in_flight.add_metric([status.name], status.in_flight)
-            usable.add_metric([status.name], float(status.is_usable))
+        for upstream in self._balancer.upstreams:
+            in_flight.add_metric([upstream.name], upstream.in_flight)
+            usable.add_metric([upstream.name], float(self._balancer.is_usable(upstream)))
         affinity = CounterMetricFamily(
             "hearth_proxy_affinity",
             "Requests with a session or a prompt, kept by their replica or moved to another.",

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from proxy.clients.inbound import RoutingHints
@@ -42,18 +41,9 @@ MAX_COOLDOWN_S = 60.0
 MAX_SILENT_CHECKS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamStatus:
-    """A snapshot of an upstream, for metrics."""
-
-    name: str
-    in_flight: int
-    is_usable: bool
-
-
 class Balancer:
-    """Chooses upstreams and remembers their failures. Event loop only, except for `snapshot`,
-    `affinity_counts` and `is_ready`."""
+    """Chooses upstreams and remembers their failures. Event loop only, except for reading
+    `upstreams`, `is_usable`, `is_ready` and `affinity_counts`."""
 
     def __init__(
         self,
@@ -89,18 +79,24 @@ class Balancer:
         for gone in known.values():
             gone.pool.close()
 
-    def snapshot(self) -> tuple[UpstreamStatus, ...]:
-        return tuple(
-            UpstreamStatus(upstream.name, upstream.in_flight, self._is_usable(upstream))
-            for upstream in self._upstreams
-        )
-
     def affinity_counts(self) -> dict[str, int]:
         """Requests with a preference: `kept` by the replica that it names, or `moved`."""
         return dict(self._affinity)
 
+    def is_usable(self, upstream: Upstream) -> bool:
+        """Whether it passes its health checks, is not ejected, and its streams go on."""
+        now_s = self._clock()
+        is_stalled = upstream.num_streams > 0 and (
+            now_s - upstream.last_piece_s > self._stall_timeout_s
+        )
+        return (
+            upstream.health is UpstreamHealth.READY
+            and upstream.ejected_until_s <= now_s
+            and not is_stalled
+        )
+
     def is_ready(self) -> bool:
-        return any(self._is_usable(upstream) for upstream in self._upstreams)
+        return any(self.is_usable(upstream) for upstream in self._upstreams)
 
     def none_is_ready(self) -> bool:
         """Whether all say so or refuse connections. False while any is silent, or none is known."""
@@ -128,7 +124,7 @@ class Balancer:
             raise UpstreamUnreachable(
                 f"no upstream left for model {hints.model!r} of {len(self._upstreams)}"
             )
-        usable = [upstream for upstream in serving if self._is_usable(upstream)]
+        usable = [upstream for upstream in serving if self.is_usable(upstream)]
         candidates = usable or [upstream for upstream in serving if _may_answer(upstream)]
         if not candidates:
             states = (f"{upstream.name} is {upstream.health.value}" for upstream in serving)
@@ -149,13 +145,13 @@ class Balancer:
         self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool
     ) -> bool:
         """Whether a usable upstream is left beside `excluded`."""
-        return any(map(self._is_usable, self._serving(hints, excluded, takes_row=takes_row)))
+        return any(map(self.is_usable, self._serving(hints, excluded, takes_row=takes_row)))
 
     def with_other_models(self, upstream: Upstream) -> list[Upstream]:
         """Returns one usable upstream for each list of models that differs from this one's."""
         if self._upstreams == (upstream,):
             return []
-        usable = [each for each in self._upstreams if self._is_usable(each)]
+        usable = [each for each in self._upstreams if self.is_usable(each)]
         found = {each.spec.models: each for each in usable}
         found.pop(upstream.spec.models, None)
         return list(found.values())
@@ -264,17 +260,6 @@ class Balancer:
         present = {upstream.spec.server for upstream in candidates}
         in_turn = servers_in_turn(backends, present, hints.route_key)
         return ([each for each in candidates if each.spec.server == name] for name in in_turn)
-
-    def _is_usable(self, upstream: Upstream) -> bool:
-        now_s = self._clock()
-        is_stalled = upstream.num_streams > 0 and (
-            now_s - upstream.last_piece_s > self._stall_timeout_s
-        )
-        return (
-            upstream.health is UpstreamHealth.READY
-            and upstream.ejected_until_s <= now_s
-            and not is_stalled
-        )
 
     def _has_room(self, upstream: Upstream, takes_row: bool) -> bool:
         if upstream.in_flight >= self._max_in_flight:
