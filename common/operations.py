@@ -17,7 +17,8 @@ _ATTRIBUTE = "operation"  # attribute of a view function with its Operation
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation of OpenAPI. `answers` is by status; `query` and `headers` by parameter name."""
+    """An operation of OpenAPI, and the decorator of its view. `answers` is by status; `query` and
+    `headers` by parameter name."""
 
     summary: str
     answers: Mapping[int, Content]
@@ -25,22 +26,13 @@ class Operation:
     query: Mapping[str, JsonSchema] = field(default_factory=dict)
     headers: Mapping[str, JsonSchema] = field(default_factory=dict)
 
-
-def operation(
-    summary: str,
-    answers: Mapping[int, Content],
-    body: Content | None = None,
-    query: Mapping[str, JsonSchema] | None = None,
-    headers: Mapping[str, JsonSchema] | None = None,
-) -> Callable[[ViewT], ViewT]:
-    """Returns a decorator that describes a view and does not change it."""
-    described = Operation(summary, answers, body, query or {}, headers or {})
-
-    def describe(view: ViewT) -> ViewT:
-        setattr(view, _ATTRIBUTE, described)
+    def __call__(self, view: ViewT) -> ViewT:
+        """Describe a view, which does not change."""
+        setattr(view, _ATTRIBUTE, self)
         return view
 
-    return describe
+
+operation = Operation
 
 
 def operation_of(view: Callable[..., Any]) -> Operation | None:

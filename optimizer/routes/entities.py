@@ -162,7 +162,7 @@ def _add_reads(http: HttpRoutes, service: OptimizerService, kind: EntityKind) ->
         + "; as a bare list, which the reference's server sends, with format=list" * is_first
         + ".",
         {200: (kind.data, list[AcceleratorSpec]) if is_first else kind.data},
-        query=BARE_LIST if is_first else None,
+        query=BARE_LIST if is_first else {},
     )
     def every() -> Any:
         data = kind.every(service.state.system)
