@@ -11,7 +11,7 @@ from common.request_ids import new_request_id, request_id
 from proxy.access.admissions import Admissions
 from proxy.access.gate import Gate, origins_for
 from proxy.access.limits import Admission
-from proxy.access.login import LOGIN_PATH, LOGOUT_PATH, Login, Page
+from proxy.access.login import LOGIN_PATH, LOGOUT_PATH, Page, login_page
 from proxy.access.policy import NANOS, TeamPolicy, TokenPrice
 from proxy.access.roles import Role, plain_path
 from proxy.aside import Aside
@@ -86,7 +86,6 @@ class Visits:
         self._crowd = crowd
         self._audit = audit
         self._gate = Gate(parts.authenticator, parts.policy, aside)
-        self._login = Login(self._gate)
         self._admissions = Admissions(parts.limits, aside)
         self.sleepers = Sleepers(settings, parts.balancer, aside)
         self.forwarder = Forwarder(settings, parts.balancer, self.sleepers)
@@ -122,7 +121,7 @@ class Visits:
         if head.method == "OPTIONS":
             check_preflight(head, origins_for(head, self._settings.cors_origins))
         if path in (LOGIN_PATH, LOGOUT_PATH):
-            self._show(visit, await self._login.answer(head, body, path))
+            self._show(visit, await login_page(self._gate, head, body, path))
             return
         principal, role = await self._gate.let_in(record, head, path)
         self._check_room(role)

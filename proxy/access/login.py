@@ -55,41 +55,36 @@ class Page:
     reason: str | None = None
 
 
-class Login:
-    """Answers requests for `/login` and `/logout`. Event loop only."""
+async def login_page(gate: Gate, head: RequestHead, body: RequestBody, path: str) -> Page:
+    """Raises BadMethod, OriginNotAllowed, NotAForm, and errors of reading the body."""
+    method = head.method
+    if method in ("GET", "HEAD"):
+        return Page(200, PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()
+    if path == LOGOUT_PATH or method != "POST":
+        raise BadMethod(method, path)
+    check_own_page(head)
+    await body.read_prefix(MAX_FORM_BYTES, "a login is one token of at most 3900 characters")
+    return await _enter(gate, head, body.prefix)
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
 
-    async def answer(self, head: RequestHead, body: RequestBody, path: str) -> Page:
-        """Returns the answer. Raises BadMethod, OriginNotAllowed, NotAForm, and body errors."""
-        method = head.method
-        if method in ("GET", "HEAD"):
-            return Page(200, PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()
-        if path == LOGOUT_PATH or method != "POST":
-            raise BadMethod(method, path)
-        check_own_page(head)
-        await body.read_prefix(MAX_FORM_BYTES, "a login is one token of at most 3900 characters")
-        return await self._enter(head, body.prefix)
-
-    async def _enter(self, head: RequestHead, form: bytes) -> Page:
-        """Redirect to the dashboard with a cookie, or show the form with the fault."""
-        content_type = head.get("content-type", "").partition(";")[0].strip().lower()
-        if content_type != "application/x-www-form-urlencoded":
-            raise NotAForm("The login takes application/x-www-form-urlencoded, a form's fields.")
-        token = _token_of(form)
-        try:
-            principal, role = await self._gate.identify(f"Bearer {token}")
-        except Unauthorized as error:
-            return _refused(401, "The proxy refused this token.", error.reason)
-        if role < Role.VIEWER:
-            fault = "This token may generate only; the dashboard needs the role viewer or operator."
-            return _refused(403, fault, fault)
-        if len(token) > MAX_COOKIE_TOKEN_CHARS:
-            fault = f"Browsers keep tokens of at most {MAX_COOKIE_TOKEN_CHARS} characters."
-            return _refused(400, fault, fault)
-        cookie = _cookie(token, _is_secure(head), _seconds_left(principal))
-        return Page(303, [("Location", "/"), ("Set-Cookie", cookie)])
+async def _enter(gate: Gate, head: RequestHead, form: bytes) -> Page:
+    """Redirect to the dashboard with a cookie, or show the form with the fault."""
+    content_type = head.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/x-www-form-urlencoded":
+        raise NotAForm("The login takes application/x-www-form-urlencoded, a form's fields.")
+    token = _token_of(form)
+    try:
+        principal, role = await gate.identify(f"Bearer {token}")
+    except Unauthorized as error:
+        return _refused(401, "The proxy refused this token.", error.reason)
+    if role < Role.VIEWER:
+        fault = "This token may generate only; the dashboard needs the role viewer or operator."
+        return _refused(403, fault, fault)
+    if len(token) > MAX_COOKIE_TOKEN_CHARS:
+        fault = f"Browsers keep tokens of at most {MAX_COOKIE_TOKEN_CHARS} characters."
+        return _refused(400, fault, fault)
+    cookie = _cookie(token, _is_secure(head), _seconds_left(principal))
+    return Page(303, [("Location", "/"), ("Set-Cookie", cookie)])
 
 
 def _leave() -> Page:
