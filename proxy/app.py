@@ -4,6 +4,7 @@ Event loop only, unless stated otherwise.
 """
 
 import asyncio
+import logging
 
 from common.addresses import is_allowed
 from common.request_ids import new_request_id
@@ -19,10 +20,12 @@ from proxy.errors import ProxyError
 from proxy.metrics import Gauges, Metrics
 from proxy.parts import ProxyParts
 from proxy.probes import Answer, ControlServer, health, readiness
+from proxy.repeated import Repeated
 from proxy.settings import Settings
 from proxy.upstreams.health import HealthChecks
-from proxy.upstreams.maintenance import Maintenance
 from proxy.visits import Visits
+
+log = logging.getLogger(__name__)
 
 SWEEP_S = 0.2  # interval of the search for connections whose time is over
 SWEEP_ON_S = 0.01  # pause before a sweep continues, if there are many
@@ -38,15 +41,13 @@ class ProxyApp:
         self._aside = Aside()
         self.crowd = Crowd(settings.proxy_connections, settings.max_waiting_per_address)
         self._all_done = asyncio.Event()
-        self._maintenance = Maintenance(
-            [*parts.refreshers, parts.discovery.refresh, parts.limits.renew],
-            settings.health_interval,
-        )
+        self._maintenance = Repeated(self._maintain, lambda: settings.health_interval)
         self._metrics = Metrics(parts.balancer, self._gauges())
         self._audit = AuditLog(self._metrics.record)
         self._visits = Visits(settings, parts, self.crowd, self._aside, self._audit)
         self._sleepers = self._visits.sleepers
         self._health = HealthChecks(parts.balancer, settings.health_interval, self._admit_who_waits)
+        self._repeated = (self._maintenance, self._health.rounds, self._sleepers.rounds)
         self._control = ControlServer(settings, self._probe, self._metrics.registry)
 
     def _gauges(self) -> Gauges:
@@ -65,10 +66,9 @@ class ProxyApp:
         """Start in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._sweep()
-        self._health.start()
-        self._sleepers.start()
         self._parts.discovery.start(self._note_list)
-        self._maintenance.start()
+        for each in self._repeated:
+            each.start()
         if self._settings.proxy_metrics_port:
             self._control.start()
 
@@ -85,9 +85,8 @@ class ProxyApp:
         self._sweeping.cancel()
         self._control.stop()
         self._parts.discovery.stop()
-        self._health.stop()
-        self._sleepers.stop()
-        self._maintenance.stop()
+        for each in self._repeated:
+            each.stop()
         self._aside.close()
         self._parts.balancer.close()
         self._audit.flush()
@@ -95,7 +94,7 @@ class ProxyApp:
     def request_reload(self) -> None:
         """Requests that changed files are read again and upstreams are checked, soon."""
         self._maintenance.request_run()
-        self._health.request_run()
+        self._health.rounds.request_run()
 
     async def drain(self) -> None:
         """Refuses new requests, and waits up to DRAIN_TIMEOUT until running ones have ended."""
@@ -177,7 +176,17 @@ class ProxyApp:
 
     def _take_list(self) -> None:
         self._parts.balancer.replace(self._parts.discovery.current)
-        self._health.request_run()
+        self._health.rounds.request_run()
+
+    async def _maintain(self) -> None:
+        """Read changed files again, and renew leases in Redis: work that blocks."""
+        parts = self._parts
+        for task in (*parts.refreshers, parts.discovery.refresh, parts.limits.renew):
+            try:
+                await self._aside.run(task)
+            except Exception:
+                # An error with one file must not stop the other tasks.
+                log.exception("a maintenance task failed")
 
     def _admit_who_waits(self) -> None:
         """Wakes waiting requests, because upstreams may have free rows or have started."""
@@ -187,8 +196,7 @@ class ProxyApp:
     def _probe(self, path: str) -> Answer | None:
         """Returns the answer for /health and /ready; None for any other path. Any thread."""
         if path == "/health":
-            parts = (self._maintenance, self._health, self._sleepers)
-            return health(all(each.is_alive for each in parts))
+            return health(all(each.is_alive for each in self._repeated))
         return readiness(self._why_not_ready()) if path == "/ready" else None
 
     def _why_not_ready(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Threads for calls that would block the event loop: Redis, and fetching public keys."""
+"""Threads for calls that would block the event loop: files, Redis, and fetching public keys."""
 
 import asyncio
 import logging

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,31 +23,29 @@ read_yaml = partial(plain_value, max_nodes=MAX_NODES)
 class WatchedFile(Generic[T]):
     """A parsed file. `refresh` reads it again if it has changed.
 
-    Any thread may read `value`, which is replaced whole. The maintenance thread calls `refresh`. A
-    file that no longer parses is logged once per change, and the last good value stays, so that a
-    typing error in a policy does not stop a running service.
+    Any thread may read `value`, which is replaced whole, and one at a time call `refresh`. A file
+    that no longer parses is logged once per change, and the last good value stays, so that a typing
+    error in a policy does not stop a running service.
     """
 
     def __init__(self, path: Path, parse: Callable[[str], T]) -> None:
         """Raises ValueError or OSError if the first reading fails."""
         self._path = path
         self._parse = parse
-        self._lock = threading.Lock()
         self._stamp = self._read_stamp()
         self.value = parse(path.read_text(encoding="utf-8"))
 
     def refresh(self) -> bool:
         """Read the file if it has changed. Returns whether there is a new value."""
-        with self._lock:
-            try:
-                stamp = self._read_stamp()
-                if stamp == self._stamp:
-                    return False
-                self._stamp = stamp
-                self.value = self._parse(self._path.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                log.error("%s cannot be read, its last good value stays: %s", self._path, error)
+        try:
+            stamp = self._read_stamp()
+            if stamp == self._stamp:
                 return False
+            self._stamp = stamp
+            self.value = self._parse(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            log.error("%s cannot be read, its last good value stays: %s", self._path, error)
+            return False
         log.info("%s reloaded", self._path)
         return True
 

@@ -1,7 +1,7 @@
 """Counts a team's running requests, in this process or, through Redis, in all proxies.
 
-In Redis each running request holds a lease in its team's sorted set, scored by its expiry. The
-maintenance thread renews leases, so the leases of a dead proxy expire.
+In Redis each running request holds a lease in its team's sorted set, scored by its expiry. Leases
+are renewed while the proxy runs, so those of a dead one expire.
 """
 
 import threading

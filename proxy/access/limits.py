@@ -125,7 +125,7 @@ class TeamLimits:
                 self._spend(budget.key(team_id, day), amount)
 
     def renew(self) -> None:
-        """Renews the places of running requests. Called by the maintenance thread."""
+        """Renew the places of running requests. Called every HEALTH_INTERVAL."""
         if self._shared_places is not None:
             try:
                 self._shared_places.renew()

@@ -28,7 +28,7 @@ class Discovery:
         self._on_change = on_change
 
     def refresh(self) -> None:
-        """Look for changes. Called by the maintenance thread."""
+        """Look for changes. May block; one thread at a time."""
 
     def stop(self) -> None:
         """End what `start` began."""

@@ -7,11 +7,11 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 
 from httptools import HttpParserError
 
 from proxy.errors import StreamBroken, UpstreamBroken
+from proxy.repeated import Repeated
 from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.specs import MAX_ROWS
 from proxy.upstreams.upstream import Upstream, UpstreamHealth, UpstreamRows
@@ -26,9 +26,8 @@ NOT_FOR_US = frozenset({401, 403, 404, 405})  # the path needs a token, or does 
 
 
 class HealthChecks:
-    """Asks all upstreams at the same time: every `interval_s`, at once after `request_run`, and
-    five times a second while none is ready. A round ends when each has answered or timed out; then
-    `on_checked` is called. Owned by the app, which starts and stops it."""
+    """Asks all upstreams at the same time: in `rounds` every `interval_s`, and five times a second
+    while none is ready. Silent ones get until the timeout. `on_checked` is called after each."""
 
     def __init__(
         self, balancer: Balancer, interval_s: float, on_checked: Callable[[], object]
@@ -36,35 +35,11 @@ class HealthChecks:
         self._balancer = balancer
         self._interval_s = interval_s
         self._on_checked = on_checked
-        self._is_wanted = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self.rounds = Repeated(self._round, self._pause_s)
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="health checks")
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the checks still run. Any thread."""
-        return self._task is not None and not self._task.done()
-
-    def request_run(self) -> None:
-        self._is_wanted.set()
-
-    async def _run(self) -> None:
-        while True:
-            self._is_wanted.clear()
-            await asyncio.gather(*map(self._check, self._balancer.upstreams))
-            try:
-                self._on_checked()
-            except Exception:
-                log.exception("what waits for health checks has failed")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._pause_s()):
-                    await self._is_wanted.wait()
+    async def _round(self) -> None:
+        await asyncio.gather(*map(self._check, self._balancer.upstreams))
+        self._on_checked()
 
     def _pause_s(self) -> float:
         is_start = self._balancer.none_is_ready()

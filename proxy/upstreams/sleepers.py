@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Annotated
 from urllib.parse import quote
 
@@ -18,6 +18,7 @@ from common.fetch import FetchBounds, FetchFailed, ask, fetch
 from proxy.aside import Aside
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy, ServerStarting
+from proxy.repeated import Repeated
 from proxy.settings import Settings
 from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.routes import servers_in_turn
@@ -25,7 +26,6 @@ from proxy.upstreams.routes import servers_in_turn
 log = logging.getLogger(__name__)
 
 MAX_READY_IN_S = 1e6
-LEAST_S = 0.2  # least time between two questions, however many requests begin to wait
 BOUNDS = FetchBounds(connect_s=2.0, read_s=5.0, max_bytes=2**20)
 
 
@@ -53,41 +53,26 @@ def told_by(url: str, wanted: Collection[str]) -> tuple[Sleeper, ...]:
 
 
 class Sleepers:
-    """Asks the controller every HEALTH_INTERVAL, and at once when a request begins to wait. Without
-    CLUSTER_URL no server sleeps. Event loop only, except for `is_alive` and `has_any`. Owned by the
-    app, which starts and stops it."""
+    """Asks the controller in `rounds`, every HEALTH_INTERVAL and when a request begins to wait.
+    Without CLUSTER_URL no server sleeps. Event loop only, except for `has_any`."""
 
     def __init__(self, settings: Settings, balancer: Balancer, aside: Aside) -> None:
         self._settings, self._balancer, self._aside = settings, balancer, aside
         self._sleepers: tuple[Sleeper, ...] = ()
         self._waiting: Counter[str] = Counter()
-        self._wanted: set[str] = set()  # servers wanted since the controller was last told
-        self._told: set[str] = set()  # servers that it was last told
-        self._is_wanted = asyncio.Event()
+        self._wanted: set[str] = set()  # since the controller was last told
+        self._told: set[str] = set()  # what it was last told
         self._has_changed = asyncio.Event()
         self._fault = ""
-        self._task: asyncio.Task[None] | None = None
+        self.rounds = Repeated(self._ask, lambda: settings.health_interval)
 
     def __len__(self) -> int:
         """Number of requests that wait for a replica's start."""
         return self._waiting.total()
 
     @property
-    def is_alive(self) -> bool:
-        is_running = self._task is not None and not self._task.done()
-        return is_running or self._settings.cluster_url is None
-
-    @property
     def has_any(self) -> bool:
         return bool(self._sleepers)
-
-    def start(self) -> None:
-        if (url := self._settings.cluster_url) is not None:
-            self._task = asyncio.create_task(self._run(url), name="sleepers")
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
 
     def look_again(self) -> None:
         """Wake waiting requests, because a server may have got a replica."""
@@ -130,7 +115,7 @@ class Sleepers:
             absent -= {each.spec.server for each in self._balancer.upstreams}
             # Immediately the first time; later as often as for servers that are waited for.
             if absent - self._wanted - self._told:
-                self._is_wanted.set()
+                self.rounds.request_run()
             self._wanted |= absent
 
     @contextmanager
@@ -139,7 +124,7 @@ class Sleepers:
             raise AllRowsBusy(f"{len(self)} requests wait for {server}; raise QUEUE_SIZE")
         self._wanted.add(server)
         if not self._waiting[server]:
-            self._is_wanted.set()
+            self.rounds.request_run()
         self._waiting[server] += 1
         try:
             yield
@@ -152,21 +137,17 @@ class Sleepers:
         if sleeper.ready_in_s is not None and sleeper.ready_in_s > left_s:
             raise ServerStarting(sleeper.ready_in_s)
 
-    async def _run(self, url: str) -> None:
-        while True:
-            self._is_wanted.clear()
-            wanted = self._wanted | {name for name, count in self._waiting.items() if count}
-            self._told, self._wanted = wanted, set()
-            try:
-                self._sleepers = await self._aside.run(told_by, url, wanted)
-                self._note_fault("")
-            except (FetchFailed, ValueError) as error:
-                self._note_fault(str(error))
-            self.look_again()
-            await asyncio.sleep(LEAST_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.health_interval):
-                    await self._is_wanted.wait()
+    async def _ask(self) -> None:
+        if (url := self._settings.cluster_url) is None:
+            return
+        wanted = self._wanted | {name for name, count in self._waiting.items() if count}
+        self._told, self._wanted = wanted, set()
+        try:
+            self._sleepers = await self._aside.run(told_by, url, wanted)
+            self._note_fault("")
+        except (FetchFailed, ValueError) as error:
+            self._note_fault(str(error))
+        self.look_again()
 
     def _note_fault(self, fault: str) -> None:
         if fault and not self._fault:

@@ -97,11 +97,11 @@ def test_upstreams_that_hang_are_waited_for_together_and_hold_no_other_up() -> N
     async def check() -> list[UpstreamHealth]:
         balancer, rounds = Balancer([*hung, UpstreamSpec(ready.url)], 1.0), asyncio.Semaphore(0)
         checks = HealthChecks(balancer, DEADLINE_S, rounds.release)
-        checks.start()
+        checks.rounds.start()
         async with asyncio.timeout(DEADLINE_S):
             await rounds.acquire()
-        assert checks.is_alive
-        checks.stop()
+        assert checks.rounds.is_alive
+        checks.rounds.stop()
         return [upstream.health for upstream in balancer.upstreams]
 
     assert asyncio.run(check()) == [UpstreamHealth.SILENT] * len(hung) + [UpstreamHealth.READY]
@@ -120,12 +120,12 @@ def test_what_fails_after_a_round_does_not_end_the_checks(upstream: ScriptedUpst
             raise ZeroDivisionError
 
         checks = HealthChecks(Balancer([UpstreamSpec(upstream.url)], 1.0), 0.01, fail)
-        checks.start()
+        checks.rounds.start()
         async with asyncio.timeout(DEADLINE_S):
             for _ in range(3):
                 await rounds.acquire()
-        is_alive = checks.is_alive
-        checks.stop()
+        is_alive = checks.rounds.is_alive
+        checks.rounds.stop()
         return is_alive
 
     assert asyncio.run(three_rounds())
@@ -139,13 +139,13 @@ def test_the_first_that_is_ready_is_found_long_before_the_next_round(
     async def until_ready() -> None:
         balancer, rounds = Balancer([UpstreamSpec(upstream.url)], 1.0), asyncio.Semaphore(0)
         checks = HealthChecks(balancer, 2 * DEADLINE_S, rounds.release)
-        checks.start()
+        checks.rounds.start()
         async with asyncio.timeout(DEADLINE_S):
             await rounds.acquire()
             assert not balancer.is_ready()
             upstream.scripts["/ready"] = lambda peer: peer.reply(ROWS)
             while not balancer.is_ready():
                 await rounds.acquire()
-        checks.stop()
+        checks.rounds.stop()
 
     asyncio.run(until_ready())
