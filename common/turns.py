@@ -34,21 +34,16 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn = Lock()
-        self._lock = Lock()  # guards `_num_asked`
-        self._num_asked = 0
-
-    @property
-    def num_asked(self) -> int:
-        """Number of requests that run or wait."""
-        return self._num_asked
+        self._lock = Lock()  # guards `num_asked`
+        self.num_asked = 0  # requests that run or wait
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Waits for a turn. Raises TooManyQuestions."""
         with self._lock:
-            if self._num_asked > MAX_WAITING:
+            if self.num_asked > MAX_WAITING:
                 raise TooManyQuestions()
-            self._num_asked += 1
+            self.num_asked += 1
         try:
             if not self._turn.acquire(timeout=WAIT_S):
                 raise TooManyQuestions()
@@ -58,7 +53,7 @@ class Turns:
                 self._turn.release()
         finally:
             with self._lock:
-                self._num_asked -= 1
+                self.num_asked -= 1
 
 
 def may_be_large(request: Request) -> bool:

@@ -36,7 +36,7 @@ class ProxyApp:
     """The application, which `proxy.create_proxy` builds. A worker calls `start` and `stop`."""
 
     def __init__(self, settings: Settings, parts: ProxyParts) -> None:
-        self._settings = settings
+        self.settings = settings
         self._parts = parts
         self._aside = Aside()
         self.crowd = Crowd(settings.proxy_connections, settings.max_waiting_per_address)
@@ -69,7 +69,7 @@ class ProxyApp:
         self._parts.discovery.start(self._note_list)
         for each in self._repeated:
             each.start()
-        if self._settings.proxy_metrics_port:
+        if self.settings.proxy_metrics_port:
             self._control.start()
 
     async def stop(self) -> None:
@@ -99,11 +99,11 @@ class ProxyApp:
     async def drain(self) -> None:
         """Refuses new requests, and waits up to DRAIN_TIMEOUT until running ones have ended."""
         self._visits.is_draining = True
-        ending_s = self._loop.time() + self._settings.drain_timeout
+        ending_s = self._loop.time() + self.settings.drain_timeout
         if self._visits.running:
             drained = asyncio.create_task(self._all_done.wait())
-            await asyncio.wait({drained}, timeout=self._settings.drain_timeout)
-        # The ends of some answers may still wait here for slow readers.
+            await asyncio.wait({drained}, timeout=self.settings.drain_timeout)
+        # Ends of answers may still be buffered here for slow readers.
         while self._loop.time() < ending_s and any(m.is_sending for m in self.crowd.members()):
             await asyncio.sleep(SWEEP_S)
 
@@ -111,13 +111,9 @@ class ProxyApp:
     def is_draining(self) -> bool:
         return self._visits.is_draining
 
-    @property
-    def settings(self) -> Settings:
-        return self._settings
-
     def __call__(self) -> ClientConnection:
         """Returns the protocol of a new client, for the event loop's server."""
-        return ClientConnection(self.crowd, self, self._settings)
+        return ClientConnection(self.crowd, self, self.settings)
 
     def begin(self, exchange: Exchange) -> None:
         self._visits.running.add(exchange)
@@ -151,7 +147,7 @@ class ProxyApp:
         answer = self._probe(head.target) if head.method in ("GET", "HEAD") else None
         if not is_asking and answer is None:
             return False
-        origin, allowed = head.get("origin"), origins_for(head, self._settings.cors_origins)
+        origin, allowed = head.get("origin"), origins_for(head, self.settings.cors_origins)
         cors = cors_headers(origin, allowed)
         if answer is not None:
             status, content_type, body = answer

@@ -68,10 +68,10 @@ class Demand:
     def __init__(
         self, expected: OfferedLoad, scale_down_s: float, past: PastLoad | None = None
     ) -> None:
-        """`expected` is the load to plan for until one is measured. `past` is the last load that an
-        earlier controller measured. It counts like a measurement until it is too old."""
-        self._latest = expected if past is None else past.load
-        self._next_per_minute = self._latest.per_minute
+        """`expected` is the load to plan for until one has been measured. `past`: the last one that
+        an earlier controller measured, which counts as the highest until it is too old."""
+        self.load = expected if past is None else past.load
+        self._next_per_minute = self.load.per_minute
         self._scale_down_s = scale_down_s
         self._seen: deque[_Seen] = deque()
         if past is not None:
@@ -79,13 +79,9 @@ class Demand:
         self._first_s: float | None = None
 
     @property
-    def load(self) -> OfferedLoad:
-        return self._latest
-
-    @property
     def next(self) -> OfferedLoad:
         """Returns the load expected in the next period: the latest load plus its rise."""
-        return replace(self._latest, per_minute=min(self._next_per_minute, MAX_PER_MINUTE))
+        return replace(self.load, per_minute=min(self._next_per_minute, MAX_PER_MINUTE))
 
     def see(self, traffic: Traffic, at_s: float, start_s: float = 0.0) -> None:
         """Update the demand. `start_s` is how long a replica takes until it is ready."""
@@ -106,13 +102,13 @@ class Demand:
         late_s = max(self._scale_down_s, ahead_s)
         recent = [each for each in self._seen if each.at_s >= at_s - late_s]
         highest = max(each.per_minute for each in recent)
-        self._latest = OfferedLoad.of(highest, *self._tokens([each.traffic for each in recent]))
+        self.load = OfferedLoad.of(highest, *self._tokens([each.traffic for each in recent]))
 
     def rest(self) -> None:
         """Forget the load, because no more requests come."""
         self._seen.clear()
         self._next_per_minute = 0.0
-        self._latest = replace(self._latest, per_minute=0.0)
+        self.load = replace(self.load, per_minute=0.0)
 
     def is_known(self, at_s: float) -> bool:
         """Returns whether the load has been observed for `scale_down_s`, so that it may fall."""
@@ -122,7 +118,7 @@ class Demand:
         """Returns mean tokens over the whole window, so that a few requests do not move a plan."""
         ended = math.fsum(each.ended for each in recent)
         if ended < 1:
-            return self._latest.in_tokens, self._latest.out_tokens
+            return self.load.in_tokens, self.load.out_tokens
         prompt = math.fsum(each.prompt_tokens for each in recent)
         completion = math.fsum(each.completion_tokens for each in recent)
         return prompt / ended, completion / ended

@@ -117,17 +117,13 @@ class Controller:
         clock: Callable[[], float] = steady_s,
     ) -> None:
         self._parts, self._create_actuator, self._clock = parts, create_actuator, clock
-        self._snapshot = ControllerSnapshot()  # only the controller's thread replaces it
+        self.snapshot = ControllerSnapshot()  # replaced whole, by the controller thread only
         self._asked: SimpleQueue[Asking] = SimpleQueue()
         self._woken: SimpleQueue[str] = SimpleQueue()
         self.sleepers = parts.config.models_of_sleepers(parts.system)
         self._wake = threading.Event()
         self._must_end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
-
-    @property
-    def snapshot(self) -> ControllerSnapshot:
-        return self._snapshot
 
     @property
     def is_alive(self) -> bool:
@@ -145,7 +141,7 @@ class Controller:
     def invoke(self, timeout_s: float) -> Cycle:
         """Run a cycle now. Raises ClusterError and TimeoutError."""
         if not self.is_alive:
-            raise ClusterError(self._snapshot.fault or "the controller's thread has ended")
+            raise ClusterError(self.snapshot.fault or "the controller's thread has ended")
         answer: Asking = SimpleQueue()
         self._asked.put(answer)
         self._wake.set()
@@ -165,7 +161,7 @@ class Controller:
     def ready_in_s(self, server: str) -> float | None:
         """Returns the seconds until a server has a ready replica if it is woken now; None if not
         known."""
-        return self._snapshot.starts.get(server, StartForecast()).ready_in_s(self._clock())
+        return self.snapshot.starts.get(server, StartForecast()).ready_in_s(self._clock())
 
     def _run(self) -> None:
         """Run until `stop`. Failures are reported and retried."""
@@ -207,7 +203,7 @@ class Controller:
             except Exception as error:
                 if self._take_fault(error, asking):
                     with suppress(OSError):
-                        journal.write(fault_entry(self._clock(), self._snapshot.fault))
+                        journal.write(fault_entry(self._clock(), self.snapshot.fault))
             self._wake.wait(min(config.rollout_s, max(due_s - time.monotonic(), 0.0)))
             self._wake.clear()
 
@@ -230,8 +226,8 @@ class Controller:
                 sum(each.unplaced for each in rollout.unplaced.values()),
                 cycle.fault,
             )
-        before = self._snapshot
-        self._snapshot = replace(
+        before = self.snapshot
+        self.snapshot = replace(
             before,
             replicas=replicas,
             plan=dict(planner.plan),
@@ -249,10 +245,10 @@ class Controller:
         said = str(error) if is_foreseen else f"a fault of the controller's own: {error!r}"
         fault = error if isinstance(error, ClusterError) else ClusterError(said)
         log.warning("nothing was done: %s", fault, exc_info=None if is_foreseen else error)
-        before = self._snapshot
+        before = self.snapshot
         is_new = str(fault) != before.fault
         num_faults = before.num_faults + is_new
-        self._snapshot = replace(before, fault=str(fault), num_faults=num_faults)
+        self.snapshot = replace(before, fault=str(fault), num_faults=num_faults)
         for each in asking:
             each.put(fault)
         return is_new

@@ -82,16 +82,11 @@ class WaitingConnections(WaitingLine[PolledConnection]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._num_held_bytes = 0
-
-    @property
-    def num_held_bytes(self) -> int:
-        """Bytes of all unanswered requests, whether or not their connections wait."""
-        return self._num_held_bytes
+        self.num_held_bytes = 0  # bytes of all unanswered requests
 
     def hold(self, connection: PolledConnection, num_bytes: int) -> None:
         """Record how many bytes are held for a connection."""
-        self._num_held_bytes += num_bytes - connection.num_held_bytes
+        self.num_held_bytes += num_bytes - connection.num_held_bytes
         connection.num_held_bytes = num_bytes
 
     def num_requests_of(self, address: str) -> int:

@@ -64,18 +64,14 @@ class Balancer:
         self._routes = routes
         self._clock = clock
         self._affinity: Counter[str] = Counter()
-        self._upstreams: tuple[Upstream, ...] = ()
+        self.upstreams: tuple[Upstream, ...] = ()  # replaced whole
         self.replace(specs)
-
-    @property
-    def upstreams(self) -> tuple[Upstream, ...]:
-        return self._upstreams
 
     def replace(self, specs: Sequence[UpstreamSpec]) -> None:
         """Take a new list. Upstreams that stay keep their state; streams of the others run on."""
-        known = {upstream.spec: upstream for upstream in self._upstreams}
+        known = {upstream.spec: upstream for upstream in self.upstreams}
         kept = tuple(known.pop(spec) if spec in known else self._make(spec) for spec in specs)
-        self._upstreams = kept
+        self.upstreams = kept
         for gone in known.values():
             gone.pool.close()
 
@@ -96,11 +92,11 @@ class Balancer:
         )
 
     def is_ready(self) -> bool:
-        return any(self.is_usable(upstream) for upstream in self._upstreams)
+        return any(self.is_usable(upstream) for upstream in self.upstreams)
 
     def none_is_ready(self) -> bool:
         """Whether all say so or refuse connections. False while any is silent, or none is known."""
-        healths = {upstream.health for upstream in self._upstreams}
+        healths = {upstream.health for upstream in self.upstreams}
         return healths == {UpstreamHealth.NOT_READY}
 
     def choose(
@@ -117,12 +113,12 @@ class Balancer:
         own answer says more than our memory. Raises UpstreamUnreachable if all are excluded,
         UpstreamNotReady if none passes its health checks, and AllRowsBusy if waiting helps.
         """
-        if not self._upstreams:
+        if not self.upstreams:
             raise UpstreamNotReady("no upstream is listed")
         serving = self._serving(hints, excluded, takes_row=takes_row)
         if not serving:
             raise UpstreamUnreachable(
-                f"no upstream left for model {hints.model!r} of {len(self._upstreams)}"
+                f"no upstream left for model {hints.model!r} of {len(self.upstreams)}"
             )
         usable = [upstream for upstream in serving if self.is_usable(upstream)]
         candidates = usable or [upstream for upstream in serving if _may_answer(upstream)]
@@ -148,10 +144,10 @@ class Balancer:
         return any(map(self.is_usable, self._serving(hints, excluded, takes_row=takes_row)))
 
     def with_other_models(self, upstream: Upstream) -> list[Upstream]:
-        """Returns one usable upstream for each list of models that differs from this one's."""
-        if self._upstreams == (upstream,):
+        """One usable upstream for each list of models that is not the upstream's own."""
+        if self.upstreams == (upstream,):
             return []
-        usable = [each for each in self._upstreams if self.is_usable(each)]
+        usable = [each for each in self.upstreams if self.is_usable(each)]
         found = {each.spec.models: each for each in usable}
         found.pop(upstream.spec.models, None)
         return list(found.values())
@@ -229,7 +225,7 @@ class Balancer:
             log.log(level, "upstream %s is %s", upstream.name, health.value)
 
     def close(self) -> None:
-        for upstream in self._upstreams:
+        for upstream in self.upstreams:
             upstream.pool.close()
 
     def _make(self, spec: UpstreamSpec) -> Upstream:
@@ -244,12 +240,12 @@ class Balancer:
     def _serving(
         self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool
     ) -> list[Upstream]:
-        serving = [u for u in self._upstreams if not u.spec.models or hints.model in u.spec.models]
+        serving = [u for u in self.upstreams if not u.spec.models or hints.model in u.spec.models]
         if backends := self.route_of(hints):
             servers = {each.server for each in backends}
             serving = [upstream for upstream in serving if upstream.spec.server in servers]
         if not serving and not takes_row:
-            serving = list(self._upstreams)
+            serving = list(self.upstreams)
         return [each for each in serving if each not in excluded] if excluded else serving
 
     def _groups(self, candidates: list[Upstream], hints: RoutingHints) -> Iterable[list[Upstream]]:
