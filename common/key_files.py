@@ -59,6 +59,7 @@ def float_of(value: object) -> object:
     """Returns integers as floats; infinity beyond the largest, so that every bound refuses it."""
     if type(value) is not int:
         return value
-    if abs(value) < 2**1000:
+    try:
         return float(value)
-    return math.inf if value > 0 else -math.inf
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

@@ -27,9 +27,10 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from common.faults import fault_of
+from common.key_files import float_of
 from inference_api.errors import InvalidRequest
 from inference_api.settings.model import Speculation
-from inference_api.web.json_object import parse_object, shortened, to_float
+from inference_api.web.json_object import parse_object, shortened
 from inference_api.web.left_aside import LeftAside
 
 MAX_INTEGER = 2**31 - 1  # the highest token id or number of tokens
@@ -107,13 +108,8 @@ def fault(field: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("fault", "{message}", {"field": field, "message": message})
 
 
-def _as_float(value: Any) -> Any:
-    return to_float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-# For a float with bounds: an integer beyond any float is also beyond the bounds.
-ANY_SIZE = BeforeValidator(_as_float)
-# For a number of tokens: clients of llama.cpp send -1 to ask for as many as there is room for.
+ANY_SIZE = BeforeValidator(float_of)  # for a float with bounds
+# For a number of tokens: clients of llama.cpp say -1 for as many as there is room for.
 OR_ALL = BeforeValidator(lambda tokens: MAX_INTEGER if tokens == -1 else tokens)
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_INTEGER), OR_ALL]
 

@@ -67,14 +67,6 @@ def _count_outside_strings(body: bytes, mark: bytes, at_most: int) -> int:
     return total + body.count(mark, at)
 
 
-def to_float(number: float) -> float:
-    """Returns the number as a float; infinity for an integer beyond any float."""
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf if number > 0 else -math.inf
-
-
 def shortened(value: object) -> str:
     """Returns at most 40 characters of a value, for messages."""
     text = str(value)

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails
 
+from common.key_files import float_of
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams, SamplingParams
 from inference_api.web.fields import AskedSpeculation, Body, Json
-from inference_api.web.json_object import parse_object, shortened, to_float
+from inference_api.web.json_object import parse_object, shortened
 from inference_api.web.left_aside import LeftAside
 
 MAX_STOP_STRINGS = 8
@@ -39,7 +40,7 @@ EXPECTED = {
 def _number(value: Any) -> Any:
     if isinstance(value, str) and NUMBER_TEXT.fullmatch(value):
         return float(value)
-    return to_float(value) if type(value) is int else value
+    return float_of(value)
 
 
 def _integer(value: Any) -> Any:
