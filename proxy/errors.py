@@ -132,14 +132,12 @@ class HeadTooLarge(ProxyError):
     code = "request_head_too_large"
 
 
-class ClientGone(ProxyError):
-    """The client has left. No answer is sent; this is for the audit line only."""
+class ClientGone(_Reasoned):
+    """Nobody is left to answer: for the audit line only."""
 
     status = 499
     code = "client_gone"
-
-    def __init__(self, reason: str = "the client closed its connection") -> None:
-        super().__init__("The client went away.", reason=reason)
+    message = "The client went away."
 
 
 class UpstreamUnreachable(_Reasoned):

@@ -191,7 +191,7 @@ class Visits:
             reply.set_reading(False)
         visit.exchange.source = reply
         try:
-            await reply.relay(relay)
+            await reply.connection.relay(relay)
         except StreamBroken as error:
             self._parts.balancer.report_failure(reply.upstream)
             record.outcome, record.reason = Outcome.UPSTREAM_BROKE, str(error)[:256]
@@ -274,7 +274,7 @@ class Visits:
             self._refuse(visit, Draining())
             return
         if not visit.has_begun_answer:
-            self._refuse(visit, ClientGone())
+            self._refuse(visit, ClientGone("the client closed its connection"))
         visit.record.outcome = outcome
         visit.exchange.client.break_off()
 

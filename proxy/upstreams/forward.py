@@ -29,7 +29,7 @@ from proxy.errors import (
 from proxy.settings import Settings
 from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.headers import upstream_headers
-from proxy.upstreams.reply import Receiver, ReplyHead, StaleConnection, UpstreamConnection
+from proxy.upstreams.reply import ReplyHead, StaleConnection, UpstreamConnection
 from proxy.upstreams.retries import RetryBudget
 from proxy.upstreams.sleepers import Sleepers
 from proxy.upstreams.upstream import Upstream
@@ -62,10 +62,6 @@ class Reply:
     def has_unframed_body(self) -> bool:
         """Whether the length of the body is known only at its end."""
         return self.head.length is None and not self.connection.is_bodyless
-
-    def relay(self, receiver: Receiver) -> asyncio.Future[None]:
-        """Passes on the body in the pieces in which it arrives. Raises StreamBroken."""
-        return self.connection.relay(receiver)
 
     def set_reading(self, is_reading: bool) -> None:
         """Stops or resumes reading. A stream held back by its client does not count as stalled."""
