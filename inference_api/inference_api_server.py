@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flask import Blueprint, Flask
 
-from common.disconnects import DisconnectWatcher
+from common.connections.disconnects import DisconnectWatcher
 from common.openapi import add_description
 from common.web_pages import PageRules, register_page_check
 from inference_api.apis import embeddings, models, tokenize

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from common.disconnects import DisconnectWatcher
+from common.connections.disconnects import DisconnectWatcher
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.record import EndedGeneration, GenerationRecord, Observer
 from inference_api.core.served_model import ServedModel

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from common.disconnects import DisconnectWatcher
+from common.connections.disconnects import DisconnectWatcher
 from inference_api._mock_inference_api_server import ByteTokenizer, EchoRunner
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.generations import Generations, TextGeneration

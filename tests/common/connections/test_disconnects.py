@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from common.disconnects import DisconnectWatcher
+from common.connections.disconnects import DisconnectWatcher
 
 SOON_S = 10.0
 BRIEFLY_S = 0.1
