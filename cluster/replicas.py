@@ -93,10 +93,8 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a call to an actuator: names of replicas it started or stopped. There is no
-    room for `unplaced` replicas, as `why` explains; the controller tries them again later."""
+    """What an actuator could not start: `unplaced` replicas have no room, for the reason `why`; the
+    controller tries them again later."""
 
-    started: tuple[str, ...] = ()
-    stopped: tuple[str, ...] = ()
     unplaced: int = 0
     why: str = ""

@@ -9,9 +9,8 @@ from cluster.replicas import Group, Outcome, Replica
 class Actuator(Protocol):
     """Starts and stops replicas. Controller thread only.
 
-    All calls are idempotent and bounded in time. Their results say what they could not do. They
-    raise ActuatorUnusable only if the machines cannot be reached at all. Replicas that were started
-    before such an error are listed by later calls.
+    All calls are idempotent and bounded in time. They raise ActuatorUnusable only if the machines
+    cannot be reached at all; later calls list every replica that was started before that.
     """
 
     def replicas(self) -> Sequence[Replica]:
@@ -21,8 +20,8 @@ class Actuator(Protocol):
         """Scale `group` up to at least `count` replicas; never stop one. Returns at once: a new
         replica is listed as starting until it answers /ready."""
 
-    def stop(self, group: Group, count: int) -> Outcome:
-        """Scale `group` down to at most `count` replicas; never start one. A stopped replica is
+    def stop(self, group: Group, count: int) -> None:
+        """Scale `group` down to at most `count` replicas; never starts one. A stopped replica is
         listed as draining: it leaves the proxy's upstreams, finishes its streams and exits."""
 
     def close(self) -> None:

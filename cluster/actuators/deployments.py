@@ -6,7 +6,6 @@ sends it no more requests. It then sleeps in its preStop hook, drains on SIGTERM
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -30,9 +29,6 @@ log = logging.getLogger(__name__)
 
 MAX_TRIES = 5  # tries of a change, if others change the Deployment at the same time
 CONFLICT = 409
-# How long to wait for a change to take effect. Kubernetes needs a fraction of a second.
-SETTLE_S = 5.0
-POLL_S = 0.1
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 T = TypeVar("T")
@@ -76,42 +72,28 @@ class Deployments:
             if not num_more and not has_other_rows:
                 return self._unplaced(deployment, group, count)
             self._check_owner(deployment)
-            before = self._staying(group)
             if has_other_rows:
                 self._roll_out(deployment, group.user_rows, deployment.replicas + num_more)
             else:
                 self._scale(deployment, count)
-            # During a roll-out wait only for the first pod, because the others replace old pods.
-            num_awaited = 1 if has_other_rows else num_more
-            return Outcome(
-                started=self._awaited(lambda: self._staying(group) - before, num_awaited)
-            )
+            return Outcome()
 
         try:
             return self._adjusted(group, grow)
         except CallRefused as error:
             return Outcome(unplaced=count, why=str(error))
 
-    def stop(self, group: Group, count: int) -> Outcome:
+    def stop(self, group: Group, count: int) -> None:
         count = max(0, count)
 
-        def shrink(deployment: Deployment) -> Outcome:
-            surplus = max(0, deployment.replicas - count)
+        def shrink(deployment: Deployment) -> None:
             # Pods with other rows than the template's are being replaced already.
-            if not surplus or deployment.user_rows != group.user_rows:
-                return Outcome()
-            self._check_owner(deployment)
-            before = self._staying(group)
-            self._choose_victims(group, len(before) - count)
-            self._scale(deployment, count)
-            num_awaited = min(surplus, len(before))
-            stopped = self._awaited(lambda: before - self._staying(group), num_awaited)
-            return Outcome(stopped=stopped)
+            if deployment.replicas > count and deployment.user_rows == group.user_rows:
+                self._check_owner(deployment)
+                self._choose_victims(group, count)
+                self._scale(deployment, count)
 
-        try:
-            return self._adjusted(group, shrink)
-        except CallRefused as error:
-            return Outcome(why=str(error))
+        self._allowed(f"stop replicas of {group}", lambda: self._adjusted(group, shrink))
 
     def close(self) -> None:
         self._calls.close()
@@ -122,14 +104,6 @@ class Deployments:
 
     def _is_unplaced(self, pod: Pod) -> bool:
         return bool(pod.why_unplaced) and pod.age_s(self._clock()) > self._unplaced_after_s
-
-    def _staying(self, group: Group) -> set[str]:
-        """Returns the names of a group's pods that are not being stopped."""
-        return {
-            pod.name
-            for of_group, pod in self._pods()
-            if of_group == group and pod.replica(group).state is not ReplicaState.DRAINING
-        }
 
     def _adjusted(self, group: Group, change: Callable[[Deployment], T]) -> T:
         """Returns the result of `change` on the Deployment. Retries if others changed it."""
@@ -180,21 +154,19 @@ class Deployments:
                 )
 
     def _choose_victims(self, group: Group, count: int) -> None:
-        """Make Kubernetes delete ready pods with the least work first. It always deletes pods that
-        are not ready before these."""
+        """Have Kubernetes delete the ready pods with the least work first, if only `count` are to
+        stay. It deletes pods that are not ready before these."""
         here = [pod.replica(of_group) for of_group, pod in self._pods() if of_group == group]
         ready = {
             each.url: each.name for each in here if each.state is ReplicaState.READY and each.url
         }
-        num_others = sum(
-            each.state in (ReplicaState.STARTING, ReplicaState.FAILED) for each in here
-        )
-        if not 0 < count - num_others < len(ready):
+        num_going = len(ready) - count
+        if not 0 < num_going < len(ready):
             return
         with closing(ReplicaProbes()) as probes:
             answers = probes.ask(dict.fromkeys(ready, self._engines.get(group.server, HEARTH)))
         busy_rows = {url: each.busy_rows or 0 for url, each in answers.items()}
-        for url in sorted(ready, key=lambda url: busy_rows.get(url, 0))[: count - num_others]:
+        for url in sorted(ready, key=lambda url: busy_rows.get(url, 0))[:num_going]:
             mark = partial(self._calls.patch_annotations, ready[url], {DELETION_COST: "-1"})
             self._allowed("say which pods go first", mark)
 
@@ -207,14 +179,6 @@ class Deployments:
                 log.warning("cannot %s: %s", what, error)
             self._denied.add(what)
             return None
-
-    def _awaited(self, names: Callable[[], set[str]], count: int) -> tuple[str, ...]:
-        """Returns `names()` once there are `count` of them, or after SETTLE_S."""
-        ending_s = time.monotonic() + SETTLE_S
-        found: set[str] = set()
-        while count and len(found := names()) < count and time.monotonic() < ending_s:
-            time.sleep(POLL_S)
-        return tuple(sorted(found))
 
     def _unplaced(self, deployment: Deployment, group: Group, count: int) -> Outcome:
         """Returns how many of `count` will not run, and why. Removes pods that find no node."""

@@ -140,21 +140,20 @@ class TendedReplicas:
             due = [each for each in failed if self._note(each).is_due(self._clock())]
             num_waiting = len(failed) - len(due)
             notes = [self._remove(each.name).successor() for each in due]
-            started: list[str] = []
-            why = None
+            num_started = 0
+            why: str | None = None
             num_missing = count - num_waiting - sum(self._counts(each) for each in present)
-            while len(started) < num_missing and why is None:
+            while num_started < num_missing and why is None:
                 name = _name_of(group)
                 why = self._machines.place(name, group, recipe)
                 if why is None:
-                    started.append(name)
+                    num_started += 1
                     self._notes[name] = notes.pop() if notes else _Note()
-            if started:
-                log.info("started %d replicas of %s", len(started), group)
-            unplaced = max(0, num_missing - len(started))
-            return Outcome(started=tuple(started), unplaced=unplaced, why=why or "")
+            if num_started:
+                log.info("started %d replicas of %s", num_started, group)
+            return Outcome(max(0, num_missing - num_started), why or "")
 
-    def stop(self, group: Group, count: int) -> Outcome:
+    def stop(self, group: Group, count: int) -> None:
         with self._turn:
             here = [each for each in self._machines.placed() if each.group == group]
             staying = [each for each in here if not each.is_leaving]
@@ -164,7 +163,6 @@ class TendedReplicas:
                 self._machines.mark_leaving(each.name)
             if going:
                 self._write_upstreams(self._machines.placed())
-            return Outcome(stopped=tuple(each.name for each in going))
 
     def close(self) -> None:
         self._must_stop.set()

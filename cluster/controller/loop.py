@@ -94,9 +94,7 @@ class Rollout:
         unplaced = {group: outcome.unplaced for group, outcome in self.unplaced.items()}
         steps = next_steps(replicas, plan, unplaced)
         for group, count in steps.start:
-            begun_s = self._clock()
             outcome = self._actuator.start(group, count)
-            self.start_times.begin(outcome.started, begun_s)
             if outcome.unplaced:
                 log.warning("unplaced=%d group=%s why=%s", outcome.unplaced, group, outcome.why)
                 self.unplaced[group] = outcome

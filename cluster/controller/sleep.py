@@ -4,7 +4,7 @@ Controller thread only, unless stated otherwise."""
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.replicas import Replica, ReplicaState
@@ -57,26 +57,28 @@ class StartTimes:
     """Measures how long replicas take from their start until they are ready."""
 
     def __init__(self, past_s: Mapping[str, Iterable[float]] | None = None) -> None:
-        """`past_s` has the durations of each server's earlier starts, oldest first."""
+        """`past_s`: by server how long earlier starts took, oldest first."""
+        self._seen_s: float | None = None  # when replicas were last looked at
+        self._names: set[str] = set()  # replicas that were there then
         self._begun_s: dict[str, float] = {}
         self._starting: set[str] = set()
         self._took_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=STARTS_KEPT))
         for server, took_s in (past_s or {}).items():
             self._took_s[server].extend(took_s)
 
-    def begin(self, names: Iterable[str], now_s: float) -> None:
-        """Note that replicas of these names were started now."""
-        for name in names:
-            self._begun_s[name] = now_s
-            self._starting.add(name)
-
     @property
     def took_s(self) -> dict[str, list[float]]:
         """Returns the durations of each server's last starts, oldest first."""
         return {server: list(took_s) for server, took_s in self._took_s.items() if took_s}
 
-    def see(self, replicas: Iterable[Replica], now_s: float) -> dict[str, StartForecast]:
-        """Returns a forecast for each server that has ever had replicas."""
+    def see(self, replicas: Sequence[Replica], now_s: float) -> dict[str, StartForecast]:
+        """Returns a forecast for each server that has ever had replicas. A new one was started when
+        they were last looked at; it is not known when those were that are there at first."""
+        names = {each.name for each in replicas}
+        if self._seen_s is not None:
+            self._begun_s |= dict.fromkeys(names - self._names, self._seen_s)
+            self._starting |= names - self._names
+        self._names, self._seen_s = names, now_s
         present = [r for r in replicas if r.state in (ReplicaState.STARTING, ReplicaState.READY)]
         self._begun_s = {r.name: self._begun_s.get(r.name, now_s) for r in present}
         for each in present:

@@ -30,18 +30,16 @@ class MemoryActuator:
 
     def start(self, group: Group, count: int) -> Outcome:
         self.calls.append(("start", group, count))
-        started: list[str] = []
         missing = count - self._count(group)
-        for _ in range(max(missing, 0)):
+        for number in range(max(missing, 0)):
             if self._room(group.accelerator) < 1:
-                return Outcome(tuple(started), (), missing - len(started), "no card is free")
+                return Outcome(missing - number, "no card is free")
             self._number += 1
             name = f"r{self._number:04}"
             self._replicas[name] = Replica(name, group, ReplicaState.STARTING, f"http://{name}")
-            started.append(name)
-        return Outcome(tuple(started))
+        return Outcome()
 
-    def stop(self, group: Group, count: int) -> Outcome:
+    def stop(self, group: Group, count: int) -> None:
         self.calls.append(("stop", group, count))
         there = [
             r for r in self.replicas() if r.group == group and r.state is not ReplicaState.DRAINING
@@ -51,7 +49,6 @@ class MemoryActuator:
         ]
         for each in going:
             self._replicas[each.name] = replace(each, state=ReplicaState.DRAINING)
-        return Outcome(stopped=tuple(each.name for each in going))
 
     def close(self) -> None:
         self.calls.clear()

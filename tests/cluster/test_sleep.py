@@ -113,23 +113,23 @@ def test_a_start_is_forecast_by_the_longest_of_the_last() -> None:
     assert StartForecast().ready_in_s(0.0) is None
     for number, took_s in enumerate((60.0, 7.0, 9.0, 8.0, 5.0, 6.0)):
         begun_s = 100.0 * number
-        starts.begin([f"r{number}"], begun_s)
+        starts.see([], begun_s)
         starts.see([replica(f"r{number}", STARTING)], begun_s + 1)
         told = starts.see([replica(f"r{number}", READY)], begun_s + took_s)["s"]
     assert told.longest_s == 9
     assert told.ready_in_s(begun_s + took_s + 100) == 0, "it is ready"
     gone = starts.see([replica("r5", DRAINING)], 1000.0)["s"]
     assert gone.ready_in_s(1000.0) == gone.ready_in_s(2000.0) == 9
-    starts.begin(["r6"], 2000.0)
+    starts.see([], 2000.0)
     begun = starts.see([replica("r6", STARTING)], 2002.0)["s"]
     assert [begun.ready_in_s(at_s) for at_s in (2000, 2002, 2009, 2020)] == [9, 7, 0, 0]
 
 
-def test_what_was_started_by_others_or_never_ready_is_no_measurement() -> None:
+def test_what_was_there_before_or_never_ready_is_no_measurement() -> None:
     starts = StartTimes()
     starts.see([replica("other", STARTING)], 0.0)
     assert starts.see([replica("other", READY)], 5.0)["s"].longest_s is None
-    starts.begin(["r"], 10.0)
+    starts.see([], 10.0)
     starts.see([replica("r", ReplicaState.FAILED)], 12.0)
     assert starts.see([replica("r", READY)], 99.0)["s"].longest_s is None
 

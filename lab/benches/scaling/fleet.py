@@ -101,24 +101,21 @@ class Fleet:
 
     def start(self, group: Group, count: int) -> Outcome:
         there = sum(r.group == group and r.ends_s is None for r in self._replicas.values())
-        started = []
         for _ in range(count - there):
             self._number += 1
             name = f"{group.server}-{self._number:06}"
             # Names sort in the order of starts.
             self._replicas[name] = _Replica(name, group, self.now_s + START_S)
-            started.append(name)
-        self.totals.started += len(started)
+        self.totals.started += max(count - there, 0)
         self._stale_s = 0.0
-        return Outcome(started=tuple(started))
+        return Outcome()
 
-    def stop(self, group: Group, count: int) -> Outcome:
+    def stop(self, group: Group, count: int) -> None:
         there = [r for r in self._replicas.values() if r.group == group and r.ends_s is None]
         going = sorted(there, key=lambda each: -each.ready_s)[: max(len(there) - count, 0)]
         for each in going:
             each.ends_s = self.now_s + DRAIN_S
             self._stale_s = 0.0
-        return Outcome(stopped=tuple(each.name for each in going))
 
     def close(self) -> None: ...
 
