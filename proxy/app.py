@@ -103,7 +103,7 @@ class ProxyApp:
         if self._visits.running:
             drained = asyncio.create_task(self._all_done.wait())
             await asyncio.wait({drained}, timeout=self.settings.drain_timeout)
-        # Ends of answers may still be buffered here for slow readers.
+        # The ends of some answers may still wait here for slow readers.
         while self._loop.time() < ending_s and any(m.is_sending for m in self.crowd.members()):
             await asyncio.sleep(SWEEP_S)
 

@@ -133,7 +133,7 @@ class HeadTooLarge(ProxyError):
 
 
 class ClientGone(_Reasoned):
-    """Nobody is left to answer: for the audit line only."""
+    """The client has left. No answer is sent; this is for the audit line only."""
 
     status = 499
     code = "client_gone"

@@ -144,7 +144,7 @@ class Visits:
         visit.takes_row = takes_row(head.method, path)
         if visit.takes_row or path.startswith(LIST_PATH):
             route, mark, query = head.target.partition("?")
-            head.target = route.rstrip("/") + mark + query  # which not all servers take for one
+            head.target = route.rstrip("/") + mark + query  # some servers refuse a final slash
         caller = principal.team_id, principal.token_id, record.request_id
         request = InboundRequest(head, body, hints, visit.takes_row, *caller)
         _check_model(request, policy)
@@ -200,7 +200,7 @@ class Visits:
             client.end_answer()
 
     async def _list_of(self, request: InboundRequest, upstream: Upstream) -> dict[str, Any] | None:
-        """One more list of models; None where it cannot be had, or not soon."""
+        """Returns an upstream's list of models; None if it cannot be had soon."""
         model = next(iter(upstream.spec.models), None)
         request = request._replace(hints=request.hints._replace(model=model))
         try:

@@ -21,7 +21,7 @@ class Actuator(Protocol):
         replica is listed as starting until it answers /ready."""
 
     def stop(self, group: Group, count: int) -> None:
-        """Scale `group` down to at most `count` replicas; never starts one. A stopped replica is
+        """Scale `group` down to at most `count` replicas; never start one. A stopped replica is
         listed as draining: it leaves the proxy's upstreams, finishes its streams and exits."""
 
     def close(self) -> None:

@@ -171,7 +171,7 @@ class TendedReplicas:
         self._machines.close()
 
     def _adopt(self) -> None:
-        """Until they are asked, replicas that an earlier run listed count as ready."""
+        """Adopt running replicas. Those that an earlier run listed count as ready until probed."""
         models_by_url = {listed.url: listed.models for listed in self._upstreams.listed}
         for each in self._machines.placed():
             if each.url in models_by_url:

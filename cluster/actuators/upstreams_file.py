@@ -46,8 +46,8 @@ class UpstreamsFile:
             ) from error
 
     def write(self, listed: Iterable[Listed]) -> bool:
-        """Write the file, if it changes. Returns whether it did. The file is replaced as a whole,
-        so that no reader sees half of it."""
+        """Write the file if its content changes. Returns whether it did. Replaces the file as a
+        whole, so that no reader sees half of it."""
         sorted_by_url = tuple(sorted(listed, key=attrgetter("url")))
         entries = _LISTED.dump_python(sorted_by_url, mode="json", exclude_defaults=True)
         text = HEAD + yaml.safe_dump({"upstreams": entries}, sort_keys=False)
@@ -60,7 +60,7 @@ class UpstreamsFile:
 
 
 def _upstreams_in(text: str) -> tuple[Listed, ...]:
-    """Returns the entries. Raises ValueError if `write` cannot have written this file."""
+    """Returns the entries of a file. Raises ValueError if `write` cannot have written it."""
     if not text:
         return ()
     if not text.startswith(HEAD):

@@ -363,7 +363,8 @@ class Planner:
         has_changed = wanted != {group: count for group, count in current.items() if count}
         if has_changed:
             self._changed_s[name] = at_s
-            # Groups to remove stay in the plan with 0 replicas, because unnamed groups are kept.
+            # Groups to remove stay in the plan with 0 replicas, because a server that has no group
+            # in the plan keeps its replicas.
             current = dict.fromkeys(current, 0) | wanted
         return ServerCycle(
             current, load, planned=planned, has_changed=has_changed, is_short=is_short

@@ -68,8 +68,8 @@ class Demand:
     def __init__(
         self, expected: OfferedLoad, scale_down_s: float, past: PastLoad | None = None
     ) -> None:
-        """`expected` is the load to plan for until one has been measured. `past`: the last one that
-        an earlier controller measured, which counts as the highest until it is too old."""
+        """`expected` is the load to plan for until one is measured. `past` is the last load that an
+        earlier controller measured. It counts like a measurement until it is too old."""
         self.load = expected if past is None else past.load
         self._next_per_minute = self.load.per_minute
         self._scale_down_s = scale_down_s

@@ -57,7 +57,7 @@ class StartTimes:
     """Measures how long replicas take from their start until they are ready."""
 
     def __init__(self, past_s: Mapping[str, Iterable[float]] | None = None) -> None:
-        """`past_s`: by server how long earlier starts took, oldest first."""
+        """`past_s` has the durations of each server's earlier starts, oldest first."""
         self._seen_s: float | None = None  # when replicas were last looked at
         self._names: set[str] = set()  # replicas that were there then
         self._begun_s: dict[str, float] = {}

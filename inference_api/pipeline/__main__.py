@@ -38,7 +38,7 @@ def main() -> None:
     except StartupError as error:
         sys.exit(str(error))
     if ranks.rank == 0:
-        # The API drains on the launcher's SIGTERM.
+        # The API drains when it gets SIGTERM.
         end_with_parent()
         command = [sys.executable, "-m", "gunicorn", "--config", str(GUNICORN_CONFIG)]
         os.execv(sys.executable, command)

@@ -109,7 +109,7 @@ def fault(field: str, message: str) -> PydanticCustomError:
 
 
 ANY_SIZE = BeforeValidator(float_of)  # for a float with bounds
-# For a number of tokens: clients of llama.cpp say -1 for as many as there is room for.
+# For a number of tokens: clients of llama.cpp send -1 to ask for as many as there is room for.
 OR_ALL = BeforeValidator(lambda tokens: MAX_INTEGER if tokens == -1 else tokens)
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_INTEGER), OR_ALL]
 

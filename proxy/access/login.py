@@ -56,7 +56,7 @@ class Page:
 
 
 async def login_page(gate: Gate, head: RequestHead, body: RequestBody, path: str) -> Page:
-    """Raises BadMethod, OriginNotAllowed, NotAForm, and errors of reading the body."""
+    """Returns the answer. Raises BadMethod, OriginNotAllowed, NotAForm, and body errors."""
     method = head.method
     if method in ("GET", "HEAD"):
         return Page(200, PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()

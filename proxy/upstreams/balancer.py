@@ -68,7 +68,7 @@ class Balancer:
         self.replace(specs)
 
     def replace(self, specs: Sequence[UpstreamSpec]) -> None:
-        """Take a new list. Upstreams that stay keep their state; streams of the others run on."""
+        """Takes a new list. Upstreams that stay keep their state; streams of the others run on."""
         known = {upstream.spec: upstream for upstream in self.upstreams}
         kept = tuple(known.pop(spec) if spec in known else self._make(spec) for spec in specs)
         self.upstreams = kept
@@ -76,7 +76,7 @@ class Balancer:
             gone.pool.close()
 
     def affinity_counts(self) -> dict[str, int]:
-        """Requests with a preference: `kept` by the replica that it names, or `moved`."""
+        """Returns how many requests their preferred replica got (`kept`), or another (`moved`)."""
         return dict(self._affinity)
 
     def is_usable(self, upstream: Upstream) -> bool:
@@ -95,7 +95,7 @@ class Balancer:
         return any(self.is_usable(upstream) for upstream in self.upstreams)
 
     def none_is_ready(self) -> bool:
-        """Whether all say so or refuse connections. False while any is silent, or none is known."""
+        """Returns whether all upstreams are NOT_READY. False if one is silent, or none listed."""
         healths = {upstream.health for upstream in self.upstreams}
         return healths == {UpstreamHealth.NOT_READY}
 
@@ -140,11 +140,11 @@ class Balancer:
     def has_alternative(
         self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool
     ) -> bool:
-        """Whether a usable upstream is left beside `excluded`."""
+        """Returns whether a usable upstream is left besides `excluded`."""
         return any(map(self.is_usable, self._serving(hints, excluded, takes_row=takes_row)))
 
     def with_other_models(self, upstream: Upstream) -> list[Upstream]:
-        """One usable upstream for each list of models that is not the upstream's own."""
+        """Returns one usable upstream for each list of models that differs from this one's."""
         if self.upstreams == (upstream,):
             return []
         usable = [each for each in self.upstreams if self.is_usable(each)]
@@ -153,7 +153,7 @@ class Balancer:
         return list(found.values())
 
     def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
-        """`had_row`: it was not refused for want of one."""
+        """Ends a request. `had_row` is False if it was refused for lack of a row."""
         upstream.share(self._clock())
         upstream.in_flight -= 1
         if had_row:
@@ -168,7 +168,7 @@ class Balancer:
         return upstream.share_s
 
     def report_full(self, upstream: Upstream) -> bool:
-        """It said that it takes no more. Returns whether to wait for a row of it."""
+        """Records that an upstream takes no more. Returns whether to wait for one of its rows."""
         upstream.is_full = upstream.rows is not None
         return upstream.is_full
 
@@ -190,8 +190,8 @@ class Balancer:
     def report_failure(self, upstream: Upstream, *, is_unreachable: bool = False) -> None:
         """Counts a failure, and ejects the upstream for a while if there are too many.
 
-        While it is left alone none counts: they are of streams that broke together, and would
-        make of one crash an ejection of a minute."""
+        Failures during an ejection do not count: they come from streams that broke together, and
+        one crash would cause an ejection of a minute."""
         if self._clock() < upstream.ejected_until_s:
             return
         upstream.num_failures += 1
@@ -206,9 +206,8 @@ class Balancer:
     def report_health(
         self, upstream: Upstream, health: UpstreamHealth, rows: UpstreamRows | None = None
     ) -> None:
-        """The result of an active check. One that got through also ends an ejection for being
-        unreachable; answers that break say nothing in a health check's favour.
-        """
+        """Records the result of a health check. READY also ends the ejection of an upstream that
+        was unreachable, but not an ejection for broken answers."""
         has_changed = upstream.health is not health
         upstream.health = health
         is_silent = health is UpstreamHealth.SILENT

@@ -96,7 +96,7 @@ class Forwarder:
         self._sleepers = sleepers
         self.room = WaitingRoom(self._choose, self.finish, self._line_of, settings.queue_size)
         self._retries = RetryBudget()
-        # In the order of their deadlines, as all have the same time.
+        # In the order of deadlines, because all answers have the same time limit.
         self._deadline_s: dict[UpstreamConnection, float] = {}
 
     def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
@@ -106,8 +106,8 @@ class Forwarder:
             self.room.admit()
 
     async def open(self, request: InboundRequest, only: Upstream | None = None) -> Reply:
-        """As `_open`; once more without the question for usage where that may be refused. `only`:
-        no other upstream is asked."""
+        """Does what `_open` does. If the upstream may have refused the question for usage, sends
+        the request again without it. With `only`, no other upstream is asked."""
         reply = await self._open(request, only)
         if not reply.has_asked_usage or reply.head.status not in REFUSALS:
             return reply
@@ -119,7 +119,7 @@ class Forwarder:
         return again
 
     async def _open(self, request: InboundRequest, only: Upstream | None) -> Reply:
-        """Send the request and wait for the head of the answer.
+        """Sends the request and waits for the head of the answer.
 
         Raises UpstreamUnreachable, UpstreamBroken, UpstreamTimeout, UpstreamNotReady, AllRowsBusy,
         ServerStarting, or the error of the connection that the body comes from.

@@ -50,7 +50,7 @@ _URL = re.compile(r"(?i)(https?:)?//[^\s;,'\"]*")
 
 
 def upstream_headers(request: InboundRequest) -> Headers:
-    """The client's end-to-end headers, then ours. Host and framing are the caller's."""
+    """Returns the client's end-to-end headers, then ours. The caller adds Host and framing."""
     head = request.head
     nominated = _nominated(head.get("connection", ""))
     headers = [

@@ -60,8 +60,8 @@ class Sleepers:
         self._settings, self._balancer, self._aside = settings, balancer, aside
         self._sleepers: tuple[Sleeper, ...] = ()
         self._waiting: Counter[str] = Counter()
-        self._wanted: set[str] = set()  # since the controller was last told
-        self._told: set[str] = set()  # what it was last told
+        self._wanted: set[str] = set()  # servers wanted since the controller was last told
+        self._told: set[str] = set()  # servers that it was last told
         self._has_changed = asyncio.Event()
         self._fault = ""
         self.rounds = Repeated(self._ask, lambda: settings.health_interval)
