@@ -164,8 +164,8 @@ def _setting_faults(detail: ErrorDetails) -> list[str]:
 
 def _filled(said: str, detail: ErrorDetails, model: object = None) -> str:
     value = detail["input"]
-    fields = {name: _without_zeros(bound) for name, bound in detail.get("ctx", {}).items()}
-    fields["given"] = shown(value if detail["type"] == "int_type" else _without_zeros(value))
+    fields = {name: whole_number(bound) for name, bound in detail.get("ctx", {}).items()}
+    fields["given"] = shown(value if detail["type"] == "int_type" else whole_number(value))
     fields["entries"] = len(value) if hasattr(value, "__len__") else ""
     if "{known}" in said:
         fields["known"] = _listed(keys_at(model, detail["loc"]))
@@ -184,7 +184,7 @@ def _fields_in(kind: Any) -> Iterator[dict[str, FieldInfo]]:
         yield from _fields_in(part)
 
 
-def _without_zeros(value: object) -> object:
-    """Returns 5 for 5.0, because JSON does not tell them apart."""
-    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+def whole_number(value: object) -> object:
+    """Returns 5 for 5.0, because JSON does not tell them apart, and other values as they are."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**64
     return int(value) if is_whole else value  # type: ignore[call-overload]

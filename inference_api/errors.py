@@ -10,6 +10,7 @@ from common import startup
 from common.errors import WireError
 
 NAMES_SHOWN = 5
+MAX_NAME_CHARS = 256  # more of a name is not shown, as no model has a longer one
 
 
 class HearthError(WireError):
@@ -91,7 +92,8 @@ class UnknownModel(HearthError):
     def __init__(self, name: str, served: Sequence[str]) -> None:
         # A client whose base URL lacks /v1 requests /chat/completions.
         remedy = " OpenAI's routes begin with /v1." * (name == "completions")
-        super().__init__(f"Model '{name}' is not served here; served: {', '.join(served)}.{remedy}")
+        model = f"Model '{name[:MAX_NAME_CHARS]}'"
+        super().__init__(f"{model} is not served here; served: {', '.join(served)}.{remedy}")
         self.param = "model"
 
 

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from typing import Annotated, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from common.faults import MAX_FAULTS, message_of
+from common.faults import MAX_FAULTS, message_of, whole_number
 from weights.errors import Fault, InvalidRequest, NoPartition
 from weights.partition import partition, smallest_layers
 from weights.search import Direction, Observation, Problem, Shares
@@ -29,7 +37,8 @@ Cap = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 FEW = Field(max_length=MAX_NODES)
 Floats = Annotated[list[float], Field(max_length=MAX_NODES, fail_fast=True)]
-NumLayers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+Integer = Annotated[int, BeforeValidator(whole_number)]
+NumLayers = Annotated[Integer, Field(ge=1, le=MAX_LAYERS)]
 
 
 class Body(BaseModel):
@@ -54,7 +63,7 @@ def invalid(where: str, error: ValidationError) -> InvalidRequest:
 
 
 class NodesBody(Body):
-    number_of_nodes: int = Field(ge=2, le=MAX_NODES)
+    number_of_nodes: Integer = Field(ge=2, le=MAX_NODES)
 
 
 class LogBody(NodesBody):
@@ -152,8 +161,8 @@ class GenerateBody(SearchBody):
     """Body of `/weights_gen`."""
 
     session_id: SessionId
-    seed: int | None = Field(default=None, ge=0, lt=2**63)
-    count: int = Field(default=1, ge=1, le=MAX_PROPOSALS)
+    seed: Integer | None = Field(default=None, ge=0, lt=2**63)
+    count: Integer = Field(default=1, ge=1, le=MAX_PROPOSALS)
 
 
 class DeleteBody(Body):
@@ -192,7 +201,7 @@ class PartitionBody(Body):
     """Body of `/weights/sessions/<id>/partition`. Without `weights` the session's best are used."""
 
     num_layers: NumLayers
-    min_layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)  # None: 1 if possible
+    min_layers: Integer | None = Field(default=None, ge=0, le=MAX_LAYERS)  # None: 1 if possible
     weights: Floats | None = None
 
     def weights_within(self, problem: Problem) -> Shares | None:

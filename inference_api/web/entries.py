@@ -3,9 +3,9 @@ text, and reported either way."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, GetCoreSchemaHandler, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
 from inference_api.web.fields import fault
@@ -118,6 +118,18 @@ def by_type(union: Any, error_type: str | None = None, more: str = "") -> ByForm
     message = f"is of a type that is not served; give {', '.join(form_by_type)}{more}"
     names = tuple(kind.__name__ for kind in kinds)
     return ByForm(names, form_of, error_type or "type", message)
+
+
+def _filled(given: Any) -> Any:
+    if isinstance(given, list):
+        return [each for each in given if each != ""]
+    return None if given == "" else given
+
+
+# For stop strings: clients with forms send empty ones, which would end every answer.
+FILLED = BeforeValidator(_filled)
+MAX_STOP_CHARS = 1024  # the end of an answer is compared with each beginning of a stop string
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 def aside_of(info: ValidationInfo, kind: type[BaseModel]) -> LeftAside:

@@ -8,12 +8,15 @@ Every field of a body, at every depth, is of one of four kinds, as its class say
 * not served: `unserved`, with its neutral values. Any other value is refused.
 * unknown: all others. They are ignored and reported, too, but refused if they look like a typo.
 
-`null` counts as absent everywhere.
+`null` counts as absent everywhere, and so does an empty text where no text can stand, as clients
+with forms send it. A whole number may be written with a fraction of 0, as in JSON Schema.
 """
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -26,7 +29,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from common.faults import fault_of
+from common.faults import fault_of, whole_number
 from common.key_files import float_of
 from inference_api.errors import InvalidRequest
 from inference_api.settings.model import Speculation
@@ -61,12 +64,14 @@ class Body(BaseModel):
             return value
         aside = info.context if isinstance(info.context, LeftAside) else LeftAside(cls)
         honoured = {field.alias or name for name, field in cls.model_fields.items()}
+        texts = _fields_of_text(cls)
         kept = {}
         for name, given in value.items():
-            if given is None or name in cls.of_answers:
+            field = cls.also_called.get(name, name)
+            if given is None or name in cls.of_answers or (given == "" and field not in texts):
                 continue
-            if (field := cls.also_called.get(name, name)) in honoured:
-                kept[field] = given
+            if field in honoured:
+                kept[field] = _with_integers(given)
             elif name in cls.unserved:
                 if not any(_is_same(given, neutral) for neutral in cls.unserved[name]):
                     raise fault(name, f"is not served; {_remedy(cls.unserved[name])}")
@@ -121,6 +126,28 @@ AskedSpeculation = Annotated[
         "sources that the model is served with."
     ),
 ]
+
+
+@cache
+def _fields_of_text(kind: type[Body]) -> frozenset[str]:
+    """Returns the fields in which an empty text is taken, or refused: required ones, and texts."""
+    return frozenset(
+        field.alias or name
+        for name, field in kind.model_fields.items()
+        if field.is_required() or _may_be_text(field.annotation)
+    )
+
+
+def _may_be_text(kind: Any) -> bool:
+    is_of_parts = get_origin(kind) in (Annotated, Union, UnionType)
+    return kind is str or (is_of_parts and any(map(_may_be_text, get_args(kind))))
+
+
+def _with_integers(given: Any) -> Any:
+    """Returns a number, or the numbers in lists, as integers where they are whole."""
+    if isinstance(given, list) and not {float, list}.isdisjoint(map(type, given)):
+        return [_with_integers(each) for each in given]
+    return whole_number(given)
 
 
 def _is_same(given: object, neutral: object) -> bool:

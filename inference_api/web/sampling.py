@@ -12,6 +12,11 @@ from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, AskedSpeculation, Bo
 Salt = Annotated[str, Field(max_length=256)]
 
 
+def seed_of(asked: int | None) -> int:
+    """Returns the seed to draw from: a random one for None and, as in llama.cpp and vLLM, -1."""
+    return secrets.randbits(63) if asked is None or asked == -1 else asked % 2**64
+
+
 class SampledBody(Body):
     """Base class of bodies that generate tokens. A model may have defaults for absent fields."""
 
@@ -34,5 +39,4 @@ class SampledBody(Body):
         """Returns the sampling parameters of a choice. Each choice has a seed of its own."""
         said = {name: getattr(self, name) for name in DEFAULTED if name not in self.unsaid}
         said["top_k"] = max(0, self.top_k or 0)
-        seed = secrets.randbits(63) if self.seed is None else self.seed
-        return SamplingParams(**said, seed=(seed + choice) % 2**64)
+        return SamplingParams(**said, seed=(seed_of(self.seed) + choice) % 2**64)

@@ -129,7 +129,7 @@ def test_what_a_message_may_not_hold_is_refused_with_its_place(
         ({"stop": 5}, "stop: give a text or a list of 8 texts at most."),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens: is 5, above max_tokens, 4; lower it."),
         ({"min_tokens": -1}, "min_tokens: is -1; give 0 or more."),
-        ({"min_tokens": 2.0}, "min_tokens: is 2.0; give an integer."),
+        ({"min_tokens": 2.5}, "min_tokens: is 2.5; give an integer."),
         ({"temperature": 3.0}, "temperature: is 3; give 2 or less."),
         (
             {"stop_token_ids": [10**6]},

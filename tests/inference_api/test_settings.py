@@ -109,6 +109,9 @@ def test_an_alias_that_is_the_name_of_a_model_is_listed_once_and_is_that_model()
 def test_name_of_no_model_is_refused_with_those_that_are() -> None:
     with pytest.raises(UnknownModel, match="'x' is not served here; served: a, falcon40b"):
         Settings(model="/models/a").name_of("x")
+    with pytest.raises(UnknownModel) as refused:
+        Settings(model="/models/a").name_of("x" * 10**6)
+    assert len(str(refused.value)) < 500
 
 
 def test_pattern_stands_for_names_that_no_list_shows() -> None:

@@ -1,5 +1,6 @@
 """Faults that a service of this kind is known for, each by name: ours has none of them."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ from flask.testing import FlaskClient
 
 from tests.weights.memory_store import MemoryStore
 from tests.weights.support import GENERATE, UPDATE, new_client, search, update
+from weights.errors import InvalidRequest
+from weights.schema import Body, GenerateBody, NodesBody, PartitionBody, SearchBody
 
 
 @pytest.fixture
@@ -20,6 +23,21 @@ def ask(client: FlaskClient, **body: Any) -> list[float]:
     assert response.status_code == 200, response.text
     weights: list[float] = response.get_json()["weights"]
     return weights
+
+
+@pytest.mark.parametrize("body", [NodesBody, SearchBody, GenerateBody, PartitionBody])
+def test_whole_numbers_are_integers_and_no_others_are(body: type[Body]) -> None:
+    whole = {"number_of_nodes": 2, "num_layers": 4, "seed": 3, "count": 2, "min_layers": 1}
+    others = {"session_id": "s", "max_weightings": [1.0, 1.0]}
+
+    def read(numbers: dict[str, Any]) -> Body:
+        return body.parse(json.dumps(others | numbers).encode())
+
+    assert read({name: float(number) for name, number in whole.items()}) == read(whole)
+    for name in whole.keys() & body.model_fields:
+        for wrong in (2.5, "2", True, 1e300):
+            with pytest.raises(InvalidRequest):
+                read(whole | {name: wrong})
 
 
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 256])

@@ -20,7 +20,7 @@ from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.text.chat_prompts import Ending
 from inference_api.tools.events import Tool
 from inference_api.web.constraints import Schema, schema_constraint
-from inference_api.web.entries import aside_of, of_list
+from inference_api.web.entries import FILLED, StopString, aside_of, of_list
 from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, Body, fault
 from inference_api.web.sampling import SampledBody
 from inference_api.web.thinking import Effort, Thinking, effort_options
@@ -189,8 +189,7 @@ class CountBody(ToolBody):
 class MessagesBody(SampledBody, CountBody):
     max_tokens: int = Field(ge=1, le=MAX_INTEGER)
     stop_sequences: (
-        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_SEQUENCES)]
-        | None
+        Annotated[list[StopString], Field(max_length=MAX_STOP_SEQUENCES), FILLED] | None
     ) = None
     temperature: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
     top_k: int | None = Field(None, ge=0, le=MAX_INTEGER)

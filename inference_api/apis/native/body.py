@@ -4,7 +4,6 @@ It is lenient where documented clients need that (numbers as strings, null for a
 """
 
 import re
-import secrets
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -14,9 +13,11 @@ from pydantic_core import ErrorDetails
 from common.key_files import float_of
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams, SamplingParams
+from inference_api.web.entries import FILLED, MAX_STOP_CHARS, StopString
 from inference_api.web.fields import AskedSpeculation, Body, Json
 from inference_api.web.json_object import parse_object, shortened
 from inference_api.web.left_aside import LeftAside
+from inference_api.web.sampling import seed_of
 
 MAX_STOP_STRINGS = 8
 MAX_SESSION_ID_CHARS = 128
@@ -46,17 +47,11 @@ def _number(value: Any) -> Any:
 def _integer(value: Any) -> Any:
     if isinstance(value, str) and INTEGER_TEXT.fullmatch(value):
         return int(value.strip().partition(".")[0])
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return value
 
 
 def _boolean(value: Any) -> Any:
     return TRUTHS.get(str(value).strip().lower(), value) if isinstance(value, str | int) else value
-
-
-def _stop_strings(value: Any) -> Any:
-    """Returns the stop strings, without empty ones. A single string makes a list of one."""
-    strings = [value] if isinstance(value, str) else value
-    return [item for item in strings if item != ""] if isinstance(strings, list) else value
 
 
 def _zero_or_within(value: Any, within_bounds: Callable[[Any], float]) -> float:
@@ -93,7 +88,11 @@ Integer = Annotated[int, BeforeValidator(_integer), _or(_text_of(INTEGER_TEXT))]
 OptionalInteger = Annotated[int | None, BeforeValidator(_integer), _or(_text_of(INTEGER_TEXT))]
 Boolean = Annotated[bool, BeforeValidator(_boolean), _or({"enum": [*TRUTHS, 0, 1]})]
 StopStrings = Annotated[
-    list[str], Field(fail_fast=True), BeforeValidator(_stop_strings), _or({"type": "string"})
+    list[StopString],
+    Field(fail_fast=True),
+    FILLED,
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    _or({"type": "string"}),
 ]
 
 
@@ -114,14 +113,14 @@ class NativeBody(Body):
 
     def params(self) -> GenerationParams:
         """Returns the parameters, with a random seed where none is given."""
-        seed = secrets.randbits(63) if self.seed is None else self.seed
+        seed = seed_of(self.seed)
         return GenerationParams(
             max_tokens=self.max_tokens,
             stop_strings=tuple(self.stop_sequence),
             session_id=self.session_id or None,
             speculation=self.speculation or "auto",
             sampling=SamplingParams(
-                temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed % 2**64
+                temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed
             ),
         )
 
@@ -171,6 +170,8 @@ def _refusal(body: type[NativeBody], detail: ErrorDetails, given: Json) -> Inval
             f"Parameter: {name} must be 1 to {MAX_SESSION_ID_CHARS} printable ASCII characters "
             "without spaces."
         )
+    elif kind == "string_too_long":
+        message = f"Parameter: {name} has a string of more than {MAX_STOP_CHARS} characters."
     elif kind == "literal_error":
         value, choices = shortened(detail["input"]), detail["ctx"]["expected"]
         message = f"Parameter: {name}={value} is not served; give {choices}."

@@ -13,7 +13,7 @@ from inference_api.apis.openai.messages import Messages, turns_of
 from inference_api.apis.openai.tools import ConversationFields, check_open
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams
-from inference_api.web.entries import ByForm, text_or
+from inference_api.web.entries import FILLED, ByForm, StopString, text_or
 from inference_api.web.fields import (
     ANY_SIZE,
     MAX_INTEGER,
@@ -69,7 +69,7 @@ Prompt = Annotated[
     BY_FORM_OF_PROMPT,
 ]
 Stop = Annotated[
-    Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)],
+    StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)],
     text_or(f"a list of {MAX_STOP_STRINGS} texts at most", "stop"),
 ]
 
@@ -103,7 +103,7 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
     presence_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
     logit_bias: Biases | None = None
-    stop: Stop | None = None
+    stop: Annotated[Stop | None, FILLED] = None
     stop_token_ids: (
         Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
     ) = None
