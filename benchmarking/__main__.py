@@ -1,6 +1,10 @@
 """`python -m benchmarking`."""
 
-from benchmarking.commands.cli import main
+from common.command_lines import needing, printing
+
+with needing("bench"):
+    from benchmarking.commands.cli import main
 
 if __name__ == "__main__":
-    main()
+    with printing():
+        main()

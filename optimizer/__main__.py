@@ -8,10 +8,13 @@ import sys
 
 import click
 
+from common.command_lines import needing
 from common.launcher import serve, service_options
-from optimizer.app import create_app
 from optimizer.errors import StartupError
 from optimizer.settings import load_settings
+
+with needing("optimizer"):
+    from optimizer.app import create_app
 
 
 @click.command()

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
+from common.command_lines import printing
 from common.files import read_bounded
 from common.numerics import FloatArray
 from common.plain_yaml import plain_json, plain_value
@@ -316,4 +317,5 @@ def _sources(choices: Iterable[Choice]) -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    main()
+    with printing():
+        main()

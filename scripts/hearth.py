@@ -5,11 +5,12 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from common import __version__
+from common.command_lines import install_line, printing
 
 PROOFS = {  # for each extra of pyproject.toml, modules that show that it is installed
     "bench": ("matplotlib",),
@@ -58,6 +59,10 @@ COMMANDS = {
 class Commands(click.Group):
     """Imports the module of a command only when the command is run, not to list it."""
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with printing():
+            return super().main(*args, **kwargs)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -70,10 +75,10 @@ class Commands(click.Group):
             return None
         extra = COMMANDS[name].extra
         lacking = [each for each in PROOFS[extra] if find_spec(each) is None] if extra else []
-        if lacking:
+        if extra and lacking:
             raise click.ClickException(
-                f"{lacking[0]} is not installed, and `hearth {name}` needs it: pip install "
-                f"'hearth[{extra}]', or in a clone: pip install --editable '.[{extra}]'"
+                f"{lacking[0]} is not installed, and `hearth {name}` needs it: "
+                f"{install_line(extra)}"
             )
         command = import_module(COMMANDS[name].module).main
         return command if isinstance(command, click.Command) else _script(name, command)

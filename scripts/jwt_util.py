@@ -45,6 +45,7 @@ def encode(claims_json: str, secret: str, algorithm: str, expires_in_s: int | No
     """Returns the compact token for a JSON object of claims, with the same bytes as PyJWT's."""
     try:
         claims = json.loads(claims_json)
+        json.dumps(claims, allow_nan=False)  # else a token would hold what is no JSON
     except ValueError as error:
         raise ValueError(f"the claims are not JSON: {error}") from None
     if not isinstance(claims, dict):
@@ -156,9 +157,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     arguments = build_parser().parse_args(argv)
     try:
-        print(run(arguments, os.environ))  # noqa: TID251
-    except (jwt.PyJWTError, TypeError, ValueError, RecursionError) as error:
+        print(run(arguments, os.environ), flush=True)  # noqa: TID251
+    except (jwt.PyJWTError, OSError, TypeError, ValueError, RecursionError) as error:
         # ValueError may be a secret that is not UTF-8, RecursionError claims nested too deeply.
+        if isinstance(error, OSError):  # or Python would print again, and a traceback, as it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

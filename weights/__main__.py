@@ -6,11 +6,14 @@ import sys
 
 import click
 
+from common.command_lines import needing, printing
 from common.launcher import serve, service_options
-from weights.app import create_app
-from weights.drivers import command
 from weights.errors import StartupError
-from weights.settings import load_settings
+
+with needing("weights"):
+    from weights.app import create_app
+    from weights.drivers import command
+    from weights.settings import load_settings
 
 
 @click.group(invoke_without_command=True)
@@ -30,4 +33,5 @@ main.add_command(command.main, "drive")
 
 
 if __name__ == "__main__":
-    main()
+    with printing():
+        main()

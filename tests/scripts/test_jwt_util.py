@@ -163,6 +163,13 @@ def test_errors_go_to_standard_error_with_exit_1(arguments: list[str], message: 
     assert message in fail(*arguments)
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e400", '[{"a": Infinity}]'])
+@pytest.mark.parametrize("name", ["exp", "team_id"])
+def test_numbers_that_json_lacks_make_no_token(name: str, value: str) -> None:
+    claims = f'{{"{name}": {value}}}'
+    assert "the claims are not JSON" in fail("--secret", "s" * 32, "encode", claims)
+
+
 def test_wrong_secret_and_expired_token_are_errors() -> None:
     token = succeed("--secret", "s", "encode", CLAIMS)
     assert "Signature" in fail("--secret", "other", "decode", token)
