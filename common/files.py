@@ -6,6 +6,7 @@ A file is written next to its place and moved there. A killed process leaves at 
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,12 +64,22 @@ def append_whole(path: Path, content: bytes, mode: int = ANYBODY) -> None:
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Returns a file's content. Raises OSError, and ValueError if it has more bytes."""
-    with path.open("rb") as file:
+    """Returns the content of a file, or of a pipe that somebody writes to. Raises OSError, and
+    ValueError if it has more bytes, or for a pipe that could be waited for without end."""
+    with open(path, "rb", opener=_open_at_once) as file:
         content = file.read(max_bytes + 1)
+        if not content and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is a pipe, and nobody writes to it; give a file")
     if len(content) > max_bytes:
         raise ValueError(f"it has more than {max_bytes} bytes; shorten it")
     return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a named pipe also while nobody writes to it."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def sync(path: Path) -> None:

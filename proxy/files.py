@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from common.faults import fault_of
+from common.files import read_bounded
 from common.plain_yaml import plain_value
 
 log = logging.getLogger(__name__)
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Stamp = tuple[int, int, int]
 MAX_NODES = 2**18  # keys and values of a file: some 20,000 teams
+MAX_BYTES = 2**26
 read_yaml = partial(plain_value, max_nodes=MAX_NODES)
 
 
@@ -33,7 +35,7 @@ class WatchedFile(Generic[T]):
         self._path = path
         self._parse = parse
         self._stamp = self._read_stamp()
-        self.value = parse(path.read_text(encoding="utf-8"))
+        self.value = parse(read_bounded(path, MAX_BYTES).decode())
 
     def refresh(self) -> bool:
         """Read the file if it has changed. Returns whether there is a new value."""
@@ -42,7 +44,7 @@ class WatchedFile(Generic[T]):
             if stamp == self._stamp:
                 return False
             self._stamp = stamp
-            self.value = self._parse(self._path.read_text(encoding="utf-8"))
+            self.value = self._parse(read_bounded(self._path, MAX_BYTES).decode())
         except (OSError, ValueError) as error:
             log.error("%s cannot be read, its last good value stays: %s", self._path, error)
             return False

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from common.files import read_bounded
 from inference_api.text.tokens import HuggingFaceTokenizer
 
 Prompt = tuple[int, ...]
@@ -23,10 +24,11 @@ def read_prompts(path: Path, tokenizer: HuggingFaceTokenizer) -> Iterator[Prompt
     """Yields a prompt for each line: a user's message, or an object with the `messages` of a chat
     or a bare `prompt`. Raises ValueError for a file that is too large, or a line that is no
     prompt."""
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise ValueError(f"{path} has {size} bytes, more than {MAX_FILE_BYTES}; split it.")
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = read_bounded(path, MAX_FILE_BYTES).decode().splitlines()
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:

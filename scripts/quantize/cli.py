@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from common.files import read_bounded
 from inference_api.errors import StartupError
 from inference_api.loading.gguf import SUFFIX, is_gguf
 from inference_api.loading.hardware import INSTALL_TORCH
@@ -60,15 +61,13 @@ def _check(model: Path, target: Path) -> None:
 
 
 def _text(file: Path) -> str:
-    size = file.stat().st_size
-    if size > MAX_TEXT_BYTES:
-        raise StartupError(f"{file} has {size} bytes, more than {MAX_TEXT_BYTES}; cut it.")
+    try:
+        text = read_bounded(file, MAX_TEXT_BYTES).decode()
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{file} is no UTF-8 text to calibrate by: {error}.") from None
     if find_spec("torch") is None:
         raise StartupError(f"--calibrate needs torch; {INSTALL_TORCH}, or leave it out.")
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise StartupError(f"{file} is no UTF-8 text ({error}); convert it.") from None
+    return text
 
 
 def _summary(model: Path, target: Path, made: Made) -> str:

@@ -1,5 +1,6 @@
 """Files are whole or not there, wherever the process that writes them is killed."""
 
+import os
 import re
 import stat
 import subprocess
@@ -84,6 +85,17 @@ def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
     for endless in (tmp_path / "file", Path("/dev/zero")):
         with pytest.raises(ValueError, match="it has more than 4 bytes; shorten it"):
             read_bounded(endless, 4)
+
+
+def test_a_pipe_is_read_and_never_waited_for_where_nobody_writes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="it is a pipe, and nobody writes to it"):
+        read_bounded(tmp_path / "pipe", 9)
+    end, begin = os.pipe()  # as a shell's <(...)
+    os.write(begin, b"12345")
+    os.close(begin)
+    assert read_bounded(Path(f"/dev/fd/{end}"), 9) == b"12345"
+    os.close(end)
 
 
 def test_of_many_that_create_a_file_at_once_one_does_and_all_find_that_one(tmp_path: Path) -> None:
