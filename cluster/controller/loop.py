@@ -181,6 +181,8 @@ class Controller:
         config = self._parts.config
         begun: tuple[Planner, Rollout] | None = None
         due_s = time.monotonic() if config.period_s else math.inf
+        # Before the first plan, as the optimizer may start after us; twice as long each time.
+        retry_s = config.rollout_s if config.period_s else math.inf
         while not self._must_end.is_set():
             asking, woken = _taken(self._asked), set(_taken(self._woken))
             is_due = bool(asking) or time.monotonic() >= due_s
@@ -191,6 +193,8 @@ class Controller:
                 is_woken = planner.wake(woken, self._clock())
                 if is_due or is_woken:
                     cycle = planner.cycle(actuator.replicas(), self._clock(), rollout.starts)
+                    retry_s = math.inf if cycle.answer else 2 * retry_s
+                    due_s = min(due_s, time.monotonic() + retry_s)
                     self._roll(rollout, planner, cycle)
                     starts_s = rollout.start_times.took_s
                     journal.write(entry_of(cycle, rollout.unplaced, starts_s, config.dry_run))

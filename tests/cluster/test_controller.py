@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
+from werkzeug.serving import make_server
 
 from cluster.actuators import Actuator
 from cluster.controller.app import MAX_INVOKES, create_app
@@ -19,7 +20,9 @@ from cluster.controller.cycle import ControllerParts
 from cluster.controller.loop import DECISIONS_KEPT, Controller
 from cluster.controller.optimizer import OptimizerClient
 from cluster.errors import ActuatorUnusable
-from lab.kit.servers import eventually, json_lines
+from lab.kit.servers import eventually, free_port, json_lines
+from optimizer.app import create_app as create_app_of_optimizer
+from optimizer.settings import Settings as OptimizerSettings
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
 
 DEADLINE_S = 60.0
@@ -142,6 +145,22 @@ def test_an_optimizer_that_is_away_is_a_fault_of_the_cycle(run: Callable[..., Ru
     assert answer.json is not None
     assert "optimizeOne" in answer.json["fault"]
     assert running.client.get("/health").status_code == 200
+
+
+def test_an_optimizer_that_starts_later_is_asked_again_soon(run: Callable[..., Running]) -> None:
+    port = free_port()
+    running = run(url=f"http://127.0.0.1:{port}", period_s=86_400)
+    eventually(lambda: len(running.journal()) >= 2, DEADLINE_S)
+    assert running.controller.snapshot.plan == {}
+    server = make_server("127.0.0.1", port, create_app_of_optimizer(OptimizerSettings()))
+    thread = Thread(target=server.serve_forever, name="optimizer")
+    thread.start()
+    try:
+        eventually(lambda: len(running.actuator.replicas()) == 4, DEADLINE_S)
+    finally:
+        server.shutdown()
+        thread.join(DEADLINE_S)
+        server.server_close()
 
 
 def test_machines_that_are_away_are_tried_again(run: Callable[..., Running]) -> None:
