@@ -10,7 +10,7 @@ Pure: any thread. Schemas are at most `values.MAX_DEPTH` deep.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 Schema = dict[str, Any]
@@ -36,9 +36,7 @@ _NAMED_SCHEMA = re.compile(r"#(/(properties|\$defs|definitions)/[^/]+)?")  # oth
 def with_closed_objects(schema: Schema) -> Schema:
     """Returns a copy of the schema for grammars: with closed objects, and without unsupported
     formats and `propertyNames`."""
-    parts: frozenset[str] = frozenset()
-    while (found := _references_of_parts(schema, parts)) != parts:
-        parts = found  # again, because schemas that these refer to are parts, too
+    parts = _references_of_parts(schema)
     are_known = all(_NAMED_SCHEMA.fullmatch(reference) for reference in parts)
 
     def closed(schema: Schema, is_part: bool) -> Schema:
@@ -65,21 +63,33 @@ def _is_alone(schema: Schema, keyword: str) -> bool:
     return not (_NAMING - {keyword}) & schema.keys()
 
 
-def _references_of_parts(schema: Schema, parts: frozenset[str]) -> frozenset[str]:
-    """Returns every `$ref` to a schema that is one of several for a value, given the known ones."""
-    found = set(parts)
+def _references_of_parts(schema: Schema) -> set[str]:
+    """Returns every `$ref` to a schema that is one of several for a value. What such a schema
+    refers to is one, too; each is looked at twice at most, as chains of them may be long."""
+    named: dict[str, dict[int, Schema]] = {"#": {id(schema): schema}}
+    parts: set[str] = set()
+    waiting: list[str] = []
 
     def collect(schema: Schema, is_part: bool) -> Schema:
         reference = schema.get("$ref")
         if isinstance(reference, str) and (is_part or not _is_alone(schema, "$ref")):
-            found.add(reference)
+            waiting.extend({reference} - parts)
+            parts.add(reference)
+        for keyword in _BY_NAME & schema.keys():
+            held = schema[keyword]
+            for name, child in held.items() if isinstance(held, dict) else ():
+                if isinstance(child, dict):
+                    named.setdefault(f"#/{keyword}/{name}", {})[id(child)] = child
         return _with_children(schema, is_part, parts, collect)
 
-    collect(schema, "#" in parts)
-    return frozenset(found)
+    collect(schema, False)
+    while waiting:
+        for each in list(named.get(waiting.pop(), {}).values()):
+            collect(each, True)
+    return parts
 
 
-def _with_children(schema: Schema, is_part: bool, parts: frozenset[str], visit: Visit) -> Schema:
+def _with_children(schema: Schema, is_part: bool, parts: Set[str], visit: Visit) -> Schema:
     """Returns a copy with `visit` applied to each direct subschema."""
 
     def each(child: Any, child_is_part: bool) -> Any:

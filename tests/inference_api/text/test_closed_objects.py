@@ -1,9 +1,11 @@
 """Which objects of a JSON schema a grammar closes, and which it had better not."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from inference_api.text import closed_objects
 from inference_api.text.closed_objects import with_closed_objects
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -74,3 +76,19 @@ def test_schema_itself_is_not_changed() -> None:
     schema: dict[str, Any] = {"properties": {"x": {"properties": {"y": {}}}}}
     with_closed_objects(schema)
     assert schema == {"properties": {"x": {"properties": {"y": {}}}}}
+
+
+def test_a_chain_of_parts_takes_time_in_proportion_to_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    visit = Mock(wraps=closed_objects._with_children)
+    monkeypatch.setattr(closed_objects, "_with_children", visit)
+
+    def num_visits(length: int) -> int:
+        links = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}]} for n in range(length)}
+        chain = {"allOf": [{"$ref": "#/$defs/a0"}, B], "$defs": {**links, f"a{length}": A}}
+        visit.reset_mock()
+        assert with_closed_objects(chain) == chain
+        return visit.call_count
+
+    assert num_visits(200) < 3 * num_visits(100)
