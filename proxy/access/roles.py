@@ -39,7 +39,7 @@ class Role(IntEnum):
 _ROLE_BY_NAME = {str(role): role for role in Role}
 
 # Routes as in the API's /openapi.json. `{...}` stands for any text, including slashes. TEAM also
-# has routes of vLLM that the API lacks.
+# has routes of vLLM that the API lacks, and one that it answers 404 itself.
 LINES: Mapping[Role, str] = {
     Role.TEAM: """
         POST /inference
@@ -50,6 +50,7 @@ LINES: Mapping[Role, str] = {
         POST /v1/chat/completions
         POST /v1/embeddings
         POST /v1/responses
+        POST /v1/responses/compact
         POST /v1/messages
         POST /v1/messages/count_tokens
         POST /v1/tokenize

@@ -57,6 +57,7 @@ def test_every_route_of_the_api_has_a_line_in_the_table(tmp_path: Path, is_state
     [
         ("POST", "/v1/chat/completions", Role.TEAM),
         ("POST", "/v1/responses", Role.TEAM),
+        ("POST", "/v1/responses/compact", Role.TEAM),
         ("POST", "/v1/messages/count_tokens", Role.TEAM),
         ("POST", "/inference/any/model", Role.TEAM),
         ("HEAD", "/v1/models", Role.TEAM),
