@@ -34,20 +34,20 @@ UNKNOWN = Environment("unknown", {}, (), "unknown", "unknown")
 
 def imported_run(folder: Path) -> Run:
     """Returns a run with rows in the order of their files' names. Raises InvalidResults."""
-    rows, records = [], []
+    rows, records, started = [], [], []
     for number, result in enumerate(read_rows(folder)):
         try:
             of_row = _records(number, result)
             rows.append(_row(result, of_row))
-        except (KeyError, TypeError, ValueError) as error:
+            started.append(datetime.fromtimestamp(rows[-1].timestamp).astimezone())
+        except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
             raise InvalidResults(f"{folder / result.stem}: {error!r} in its files") from error
         records += of_row
     if not rows:
         raise InvalidResults(
             f"{folder} holds no results ({RUN_FILE}, or *{SUMMARY}); name the folder of a run"
         )
-    started_at = datetime.fromtimestamp(min(row.timestamp for row in rows)).astimezone()
-    return Run(folder.name, started_at, 0, UNKNOWN, {}, tuple(rows), tuple(records))
+    return Run(folder.name, min(started), 0, UNKNOWN, {}, tuple(rows), tuple(records))
 
 
 def _row(result: RowResult, records: Sequence[RequestRecord]) -> RowRecord:

@@ -33,6 +33,7 @@ def python_arguments(text: str) -> str | None:
         return json.dumps(
             {str(each.arg): ast.literal_eval(each.value) for each in call.keywords if each.arg},
             ensure_ascii=False,
+            allow_nan=False,
         )
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
