@@ -9,6 +9,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.faults import setting_faults
 
+MAX_FAULT_CHARS = 2000  # a file may have a name or a value of megabytes
+
 
 class StartupError(Exception):
     """The process cannot start. Each service has a subclass that names it."""
@@ -17,7 +19,8 @@ class StartupError(Exception):
 
     def __init__(self, faults: str | Sequence[str]) -> None:
         """`faults` is one sentence, or several."""
-        faults = (faults,) if isinstance(faults, str) else tuple(faults)
+        faults = (faults,) if isinstance(faults, str) else faults
+        faults = tuple(each[:MAX_FAULT_CHARS] for each in faults)
         lines = "\n".join(f"  - {fault}" for fault in faults)
         super().__init__(f"{self.service} cannot start:\n{lines}")
         self.faults = faults

@@ -3,6 +3,7 @@
 Loads neither torch nor transformers.
 """
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from inference_api.loading.sentence_pieces import SENTENCE_PIECES, read_sentence
 
 TOKENIZER = "tokenizer.json"
 MAX_TEMPLATE_BYTES = 1_000_000  # size of a chat template; the longest have some 20,000
+MAX_GROWTH = 100  # how many times longer replacements may make a text; spaces become three bytes
 CONVERSION = (
     'python -c "from transformers import AutoTokenizer as A; '
     "A.from_pretrained('{0}').save_pretrained('{0}')\""
@@ -70,6 +72,11 @@ def read_tokenizer(folder: Path) -> Vocabulary:
     library. Unigram models list their tokens, the others map them to ids."""
     tokenizer = tokenizer_json(folder)
     try:
+        if max(_growth(tokenizer.get(part)) for part in ("normalizer", "decoder")) > MAX_GROWTH:
+            raise StartupError(
+                f"{folder / TOKENIZER} may make a text more than {MAX_GROWTH} times longer by its "
+                "replacements; get it again."
+            )
         vocabulary = tokenizer["model"]["vocab"]
         if isinstance(vocabulary, list):
             vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
@@ -79,10 +86,19 @@ def read_tokenizer(folder: Path) -> Vocabulary:
             raise TypeError("an id that is no integer")
         special = {entry["content"]: entry["id"] for entry in entries if entry.get("special")}
         return Vocabulary(ids, special)
-    except (LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError, RecursionError):
         raise StartupError(
             f"{folder / TOKENIZER} is no tokenizer of the tokenizers library; get it again."
         ) from None
+
+
+def _growth(part: Any) -> float:
+    """Returns how many times longer the steps of a normaliser or decoder can make a text."""
+    if part is None or part["type"] not in ("Replace", "Sequence"):
+        return 1.0
+    if part["type"] == "Sequence":
+        return math.prod(map(_growth, part.get("normalizers") or part.get("decoders") or ()))
+    return max(1.0, len(part["content"]) / len(part["pattern"].get("String") or "a"))
 
 
 def vocabulary(folder: Path) -> dict[str, int]:

@@ -247,6 +247,21 @@ def test_tokenizer_of_an_unknown_kind(folder: Path, content: str) -> None:
     assert "tokenizer.json is no tokenizer of the tokenizers library" in fault
 
 
+@pytest.mark.parametrize(
+    ("part", "steps"), [("normalizer", "normalizers"), ("decoder", "decoders")]
+)
+def test_tokenizer_that_may_lengthen_a_text_without_bound(
+    folder: Path, part: str, steps: str
+) -> None:
+    doubles = {"type": "Replace", "pattern": {"String": "l"}, "content": "ll"}
+    nested = {"type": "Sequence", steps: [{"type": "Sequence", steps: [doubles] * 4}] * 10}
+    edit(folder / "tokenizer.json", **{part: {"type": "Sequence", steps: [doubles, doubles]}})
+    assert check(folder) == []
+    edit(folder / "tokenizer.json", **{part: nested})
+    [fault] = check(folder)
+    assert "more than 100 times longer" in fault
+
+
 def test_tokenizer_without_eos(folder: Path) -> None:
     edit(folder / "config.json", eos_token_id=None)
     edit(folder / "generation_config.json", eos_token_id=None)
