@@ -1,8 +1,8 @@
 """JSON as the reference reads and writes it. Pure: any thread.
 
 Reading: keys in any case; null and absent mean the default; the last of several equal keys wins;
-bytes after the first value are ignored; "2" is no number. Unlike in the reference, 2.0 is an
-integer, and unknown keys are refused, because a misspelt load would count as 0. NaN and numbers
+bytes after the first value are ignored; 2.0 is no integer and "2" no number. Unlike in the
+reference, unknown keys are refused, because a misspelt load would count as 0. NaN and numbers
 beyond all bounds are read, so that only the field they stand for is refused.
 Writing: 4 spaces, with `<`, `>` and `&` escaped so that an answer may be in an HTML page.
 """
@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
-from common.faults import MAX_FAULTS, MAX_SHOWN, message_of, path_of, whole_number
+from common.faults import MAX_FAULTS, MAX_SHOWN, message_of, path_of
 from optimizer.errors import Fault, InvalidRequest
 
 MAX_ENTRIES = 100_000  # in a list or object; each may be a fault, which takes a kilobyte
@@ -74,7 +74,7 @@ class Body(BaseModel):
                     f"{key[:MAX_SHOWN]} has {len(entry)} entries; give {MAX_ENTRIES} or fewer"
                 )
         names = cls._names_by_lower
-        given = {key: whole_number(entry) for key, entry in value.items() if entry is not None}
+        given = {key: entry for key, entry in value.items() if entry is not None}
         if info.context in (Reading.RECORD, Reading.REFERENCE):
             given = {key: entry for key, entry in given.items() if key.lower() in names}
         return {names.get(key.lower(), key): entry for key, entry in given.items()}

@@ -9,7 +9,6 @@ import pytest
 from optimizer.candidates.allocation import offers
 from optimizer.candidates.replicas import SizingCache
 from optimizer.errors import InvalidRequest
-from optimizer.inferno_json import read
 from optimizer.model.latency import PhaseModel
 from optimizer.model.queueing import Replica, analyze
 from optimizer.model.sizing import Targets, rate_range, size
@@ -18,7 +17,6 @@ from optimizer.solver import Candidate, Contender, Problem, Scarcity
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.milp import MilpOptions, MilpSolver
 from optimizer.solver.unlimited import UnlimitedSolver
-from optimizer.spec import SystemData
 from optimizer.stabilize import Stability
 from tests.optimizer import golden
 
@@ -267,19 +265,6 @@ def _as_in_the_reference(contender: Contender) -> Contender:
         cost = replicas * candidate.cost_per_replica
         candidates.append(candidate._replace(replicas=replicas, cost=cost, value=cost))
     return Contender(contender.server, 1, tuple(candidates), contender.demand_per_s)
-
-
-def _with_fractions(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_fractions(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_with_fractions(each) for each in value]
-    return float(value) if type(value) is int else value
-
-
-@pytest.mark.parametrize("case", READABLE, ids=ids)
-def test_whole_numbers_are_integers_in_every_field(case: golden.Case) -> None:
-    assert read(SystemData, _with_fractions(case.input)) == read(SystemData, case.input)
 
 
 @pytest.mark.parametrize("name", golden.ANSWERED)
