@@ -146,7 +146,7 @@ bench-%: $(VENV)/dev.stamp
 cluster-demo: $(VENV)/dev.stamp
 	$(BIN)/python -m lab.demo.cluster $(DEMO)
 
-# Hearth, llama.cpp's server and vLLM behind one address, for a day of ten minutes (docs/cluster.md):
+# Hearth, llama.cpp's server and vLLM behind one address, for a day of fifteen minutes (docs/cluster.md):
 # alone on the machine. It installs the others in var/peers. Options: make fleet-demo DEMO="--day 300"
 fleet-demo: $(VENV)/dev.stamp kernels
 	$(BIN)/python -m lab.demo.fleet $(DEMO)
