@@ -1,6 +1,6 @@
 """`python -m benchmarking`."""
 
-from common.command_lines import needing, printing
+from common.processes import needing, printing
 
 with needing("bench"):
     from benchmarking.commands.cli import main

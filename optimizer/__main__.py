@@ -8,8 +8,8 @@ import sys
 
 import click
 
-from common.command_lines import needing
 from common.launcher import serve, service_options
+from common.processes import needing
 from optimizer.errors import StartupError
 from optimizer.settings import load_settings
 

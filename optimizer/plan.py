@@ -11,10 +11,10 @@ from typing import Any
 import click
 import numpy as np
 
-from common.command_lines import printing
 from common.files import read_bounded
 from common.numerics import FloatArray
 from common.plain_yaml import plain_json, plain_value
+from common.processes import printing
 from optimizer.candidates.replicas import SizingCache
 from optimizer.catalogue.facts import Precision, shipped_facts
 from optimizer.errors import InvalidRequest

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from common import __version__
-from common.command_lines import install_line, printing
+from common.processes import install_line, printing
 
 PROOFS = {  # for each extra of pyproject.toml, modules that show that it is installed
     "bench": ("matplotlib",),

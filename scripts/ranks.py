@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 from common.connections.ports import free_port
 from common.fetch import answers_ok
-from common.parents import end_with_parent
+from common.processes import end_with_parent
 from inference_api.errors import StartupError
 from inference_api.pipeline.ranks import local_rank
 from inference_api.pipeline.splits import resolved

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from common.command_lines import needing, printing
 from common.launcher import serve, service_options
+from common.processes import needing, printing
 from weights.errors import StartupError
 
 with needing("weights"):

@@ -10,7 +10,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.parents import end_with_parent
+from common.processes import end_with_parent
 
 
 def main() -> None:

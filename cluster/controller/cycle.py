@@ -170,11 +170,9 @@ class Planner:
             self.plan, loads, self._speeds.perf, held.keys(), unsure - asleep, awake
         )
         asked, answer, fault = self._ask(standing)
-        starts_s = {name: each.longest_s or 0.0 for name, each in starts.items()}
-        bound = {*standing.held, *standing.unsure, *asleep}
-        if answer and (early := self._needs.lost_early(answer, self.plan, at_s, starts_s, bound)):
-            standing = replace(standing, unsure={*standing.unsure, *early})
-            asked, answer, fault = self._ask(standing)
+        if answer and (early := self._needs.lost_early(answer, standing, asleep, starts, at_s)):
+            unsure = {*standing.unsure, *early}
+            asked, answer, fault = self._ask(replace(standing, unsure=unsure))
         servers = {
             name: self._decide(name, answer, held, at_s) for name in self._parts.system.servers
         }

@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection, Mapping
 
 from cluster.controller.optimizer import OptimizerReply
-from cluster.controller.question import groups_of
-from cluster.controller.rollout import Plan
+from cluster.controller.question import Standing, groups_of
+from cluster.controller.sleep import StartForecast
 
 
 class ReplicaNeeds:
@@ -21,20 +21,21 @@ class ReplicaNeeds:
     def lost_early(
         self,
         answer: OptimizerReply,
-        plan: Plan,
+        standing: Standing,
+        asleep: Collection[str],
+        starts: Mapping[str, StartForecast],
         at_s: float,
-        starts_s: Mapping[str, float],
-        bound: Collection[str],
     ) -> set[str]:
         """Returns the servers that would lose replicas that were needed less than the time of a
-        start ago. An answer says nothing about servers that were `bound` to what they have."""
+        start ago. Leaves out servers that sleep, and those that the question let lose none, because
+        the answer does not say what these need."""
         early = set()
         for name, allocation in answer.allocations.items():
-            if name in bound:
+            if name in standing.held or name in standing.unsure or name in asleep:
                 continue
-            wanted = sum(groups_of(name, allocation).values())
-            if wanted >= sum(count for group, count in plan.items() if group.server == name):
+            start_s = starts.get(name, StartForecast()).longest_s or 0.0
+            if sum(groups_of(name, allocation).values()) >= standing.num_replicas(name):
                 self._needed_s[name] = at_s
-            elif at_s - self._needed_s.get(name, -math.inf) < starts_s.get(name, 0.0):
+            elif at_s - self._needed_s.get(name, -math.inf) < start_s:
                 early.add(name)
         return early

@@ -48,6 +48,9 @@ class Standing:
         found = [(g, n) for g, n in self.plan.items() if g.server == server and n]
         return sorted(found, key=lambda each: (-each[1], each[0]))
 
+    def num_replicas(self, server: str) -> int:
+        return sum(number for _, number in self.groups(server))
+
 
 def question(system: SystemDocument, standing: Standing) -> Json:
     """Returns the body of POST /optimizeOne for a plan."""
@@ -114,7 +117,7 @@ def _server(system: SystemDocument, standing: Standing, name: str) -> Json:
     groups = standing.groups(name)
     if not groups:
         return spec | {"currentAlloc": {"load": load}}
-    group, count = groups[0][0], sum(number for _, number in groups)
+    group, count = groups[0][0], standing.num_replicas(name)
     current = {
         "accelerator": group.accelerator,
         "numReplicas": count,

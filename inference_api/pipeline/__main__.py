@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 
 from common.logs import logging_config
-from common.parents import end_with_parent
+from common.processes import end_with_parent
 from inference_api.errors import StartupError
 from inference_api.loading.checkpoint import load_config, locate
 from inference_api.loading.options import EngineOptions
