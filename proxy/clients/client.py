@@ -97,7 +97,9 @@ class ClientConnection(asyncio.Protocol):
         self._crowd.leave(self)
         self.deadline_s = math.inf
         if self._exchange is not None:
-            self._exchange.abort(Outcome.CLIENT_GONE)
+            # The kernel watches what is sent until `pause_writing` (`find_dead_peers`).
+            is_stalled = isinstance(exc, TimeoutError)
+            self._exchange.abort(Outcome.CLIENT_STALLED if is_stalled else Outcome.CLIENT_GONE)
 
     def pause_writing(self) -> None:
         self.is_congested = True

@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.kit.servers import Process
 from tests.optimizer.support import server, system_data
-from tests.service import ROOT, kill_nine, running_service
+from tests.service import ROOT, TIMEOUT_S, kill_nine, running_service
 
 
 def running(
@@ -22,9 +22,9 @@ def running(
 
 
 def call(url: str, body: object = None) -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, None if body is None else json.dumps(body).encode())
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

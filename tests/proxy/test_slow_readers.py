@@ -1,8 +1,10 @@
 """Clients that take their answers slowly or not at all, at the sockets of a real proxy."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,25 @@ def test_readers_that_take_nothing_are_cut_off(
             stack.enter_context(slow_reader(hasty)).sendall(post_bytes("/flood"))
         until(lambda: len(outcomes()) == 50, "their lines")
     assert outcomes() == ["client_stalled"] * 50
+
+
+def test_readers_of_short_answers_stall_too(upstream: ScriptedUpstream, tmp_path: Path) -> None:
+    """The kernel watches the bytes that it has taken, the proxy those that it keeps."""
+    is_over = threading.Event()
+
+    def answer(peer: Peer, num_bytes: int) -> None:
+        peer.begin_stream()
+        peer.chunk(b"x" * num_bytes)
+        is_over.wait(DEADLINE_S)
+
+    paths = {f"/short-{num_bytes}": num_bytes for num_bytes in (30_000, 200_000, 3_000_000)}
+    upstream.scripts |= {path: partial(answer, num_bytes=size) for path, size in paths.items()}
+    with running_proxy(tmp_path, upstream.url, CLIENT_TIMEOUT="1") as proxy, ExitStack() as stack:
+        for path in paths:
+            stack.enter_context(closing(slow_reader(proxy))).sendall(post_bytes(path))
+        outcomes = {path: proxy.audit_of(path)["outcome"] for path in paths}
+        is_over.set()
+    assert outcomes == dict.fromkeys(paths, "client_stalled")
 
 
 def test_reader_that_is_only_slow_is_not_cut_off(
