@@ -15,7 +15,7 @@ MOST_LINES = 120
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 FIGURE = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?!\.?\w)")  # not of a name: int8, AVX-512, 1.1b
 
-QUESTIONS = [tuple(row) for row in tables(PAGE)[0]["rows"]]
+QUESTIONS, ENGINES = ([tuple(row) for row in table["rows"]] for table in tables(PAGE)[:2])
 RESULTS = sorted(PUBLISHED.rglob("*.md"))
 
 
@@ -48,6 +48,28 @@ def test_the_figures_of_an_answer_stand_in_its_files(
 ) -> None:
     files = [(DOCS / link).read_text() for link in LINK.findall(links)]
     assert figures(answer) <= set().union(*map(figures, files)), question
+
+
+@pytest.mark.parametrize(("model", "link", "ratios"), [(*row[:2], row[2:]) for row in ENGINES])
+def test_the_ratios_to_other_engines_stand_in_their_file(
+    model: str, link: str, ratios: tuple[str, ...]
+) -> None:
+    engines = ["llama.cpp", "ik_llama.cpp", "OpenVINO", "vLLM"]
+    loads = ["1 user", "8 users", "32 users", "prefill"]
+    [measured] = tables((DOCS / LINK.findall(link)[0]).read_text())[-1:]
+    found = {
+        (contestant.split()[0], load.partition(" of ")[0]): ratio.split()[0]
+        for name, load, contestant, _, ratio in measured["rows"]
+        if name == model and ratio
+    }
+    for engine, cell in zip(engines, ratios, strict=True):
+        shown = [
+            (engine, load, ratio)
+            for load, ratio in zip(loads, cell.split(", "), strict=False)
+            if ratio not in ("", "–")
+        ]
+        kept = [(name, load, found.get((name, load))) for name, load, _ in shown]
+        assert kept == shown
 
 
 def test_the_readme_has_the_figures_of_a_published_result() -> None:
