@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.kit.servers import ROOT, environment
+from lab.kit.servers import ROOT, TIMEOUT_S, environment
 
 DOCS = ROOT / "docs"
-TIMEOUT_S = 240  # the machine may be busy
 
 _BLOCK = re.compile(r"^```(\w+) (run|serve|output)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

@@ -43,7 +43,6 @@ PRELOADED = (
 )
 MAX_MESSAGE_BYTES = 1 << 17
 MAX_FILES = 3
-END_TIMEOUT_S = 60.0
 
 
 class ForkedProcess:
@@ -142,7 +141,7 @@ class ForkServer:
     def close(self) -> None:
         self._connection.close()
         if self._process:
-            self._process.wait(END_TIMEOUT_S)
+            self._process.wait(servers.TIMEOUT_S)
 
     def _ask(self, message: Mapping[str, Any], fds: list[int]) -> int:
         with self._turn:

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab.kit.servers import Process, eventually
+from lab.kit.servers import TIMEOUT_S, Process, eventually
 from tests.forked import fork_server
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 240.0
 
 
 @contextmanager
@@ -30,7 +29,7 @@ def running_service(
         return "Booting worker" in log_path.read_text()
 
     try:
-        eventually(has_started, TIMEOUT_S)
+        eventually(has_started)
         yield f"http://127.0.0.1:{port}", process
     finally:
         process.terminate()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.kit.servers import TIMEOUT_S
+
 
 def place(kind: str, request: pytest.FixtureRequest) -> str:
     """Where a new "sqlite" or "redis" store lives: a path or a URL."""
@@ -26,5 +28,5 @@ def kill_after(writer: "subprocess.Popen[str]", number: int) -> int:
     assert writer.stdout is not None
     acknowledged = next(said for said in map(int, writer.stdout) if said >= number)
     writer.kill()
-    writer.communicate(timeout=60)
+    writer.communicate(timeout=TIMEOUT_S)
     return acknowledged

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.kit.servers import TIMEOUT_S
 from tests.forked import ForkedProcess, fork_server
 
 SHOW = """
@@ -43,7 +44,7 @@ def start(folder: Path, code: str, *arguments: str, **env: str) -> ForkedProcess
 
 def test_it_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
     process = start(tmp_path, SHOW, "--option", "value", PYTHONWARNINGS="error", OWN="1")
-    assert process.wait(60) == 7
+    assert process.wait(TIMEOUT_S) == 7
     shown, logged = (tmp_path / "log").read_text().splitlines()
     assert logged == "to the log too"
     assert json.loads(shown) == {
@@ -59,7 +60,7 @@ def test_it_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_crash_is_in_the_log(tmp_path: Path) -> None:
-    assert start(tmp_path, "raise ValueError('of its own')").wait(60) == 1
+    assert start(tmp_path, "raise ValueError('of its own')").wait(TIMEOUT_S) == 1
     assert "ValueError: of its own" in (tmp_path / "log").read_text()
 
 
@@ -69,7 +70,7 @@ def test_it_is_waited_for_and_killed(tmp_path: Path) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.0)
     process.kill()
-    assert process.wait(60) == process.poll() == -signal.SIGKILL
+    assert process.wait(TIMEOUT_S) == process.poll() == -signal.SIGKILL
     process.terminate()  # which nobody is there to take
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)

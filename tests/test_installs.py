@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from lab.kit.servers import TIMEOUT_S
 from scripts.hearth import COMMANDS, PROOFS
 
 TOP = Path(__file__).parents[1]
@@ -101,7 +102,7 @@ def test_each_part_imports_with_what_its_install_brings() -> None:
         input=json.dumps(parts),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

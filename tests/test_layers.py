@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from lab.kit.servers import TIMEOUT_S
+
 ENGINE = {"torch", "transformers"}
 NUMERICS = {"numpy.f2py", "scipy.linalg", "scipy.optimize", "scipy.special", "scipy.stats"}
 
@@ -40,7 +42,7 @@ def test_import_leaves_out_what_it_does_not_need(unwanted: dict[str, set[str]]) 
         f"import sys, {module}\nprint('{module}:', *{names} & set(sys.modules))\n"
         for module, names in unwanted.items()
     )
-    said = subprocess.run([sys.executable, "-c", code], timeout=60, stdout=subprocess.PIPE)
+    said = subprocess.run([sys.executable, "-c", code], timeout=TIMEOUT_S, stdout=subprocess.PIPE)
     assert said.stdout.decode() == "".join(f"{module}:\n" for module in unwanted)
 
 
@@ -81,5 +83,5 @@ print(len(result.drawn))
 
 @pytest.mark.slow
 def test_cpu_checks_encodes_and_decodes_without_torch() -> None:
-    said = subprocess.run([sys.executable, "-c", DECODE], timeout=120, stdout=subprocess.PIPE)
+    said = subprocess.run([sys.executable, "-c", DECODE], timeout=TIMEOUT_S, stdout=subprocess.PIPE)
     assert (said.returncode, said.stdout) == (0, b"1\n")

@@ -20,8 +20,7 @@ import requests
 from common.fetch import PROBE, FetchFailed, ask
 
 ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 240.0
-STOP_TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0  # for a start, an answer or an end, on a busy machine
 MAX_PAUSE_S = 0.1  # longest pause between two checks
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
 GUNICORN = ("gunicorn", "--config", "gunicorn.conf.py")  # for the API
@@ -63,7 +62,7 @@ def is_free(port: int) -> bool:
 
 def eventually(
     holds: Callable[[], Any],
-    timeout_s: float = 60.0,
+    timeout_s: float = TIMEOUT_S,
     every_s: float = 0.01,
     what: str | Callable[[], str] = "it",
 ) -> Any:
@@ -124,7 +123,7 @@ class ServedApi:
             return {}
         return state
 
-    def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_until_ready(self, timeout_s: float = TIMEOUT_S) -> None:
         def is_ready() -> bool:
             assert self.process.poll() is None, f"gunicorn has ended:\n{self.log}"
             return self.state().get("status") == "ready"
@@ -138,24 +137,24 @@ class ServedApi:
         return [state["busy_rows"], state["queued"], state["sessions"]] == [0, 0, 0]
 
     def post(self, path: str = "/inference", **fields: Any) -> requests.Response:
-        return requests.post(f"{self.url}{path}", json=fields, timeout=60)
+        return requests.post(f"{self.url}{path}", json=fields, timeout=TIMEOUT_S)
 
     def get(self, path: str) -> requests.Response:
-        return requests.get(f"{self.url}{path}", timeout=60)
+        return requests.get(f"{self.url}{path}", timeout=TIMEOUT_S)
 
     def open_stream(self, **fields: Any) -> requests.Response:
         """Returns a response once its head has come. Close it to leave early."""
-        return requests.post(f"{self.url}/inference", json=fields, timeout=60, stream=True)
+        return requests.post(f"{self.url}/inference", json=fields, timeout=TIMEOUT_S, stream=True)
 
     def send_raw(self, request: bytes) -> socket.socket:
         """Sends bytes on a new connection. Returns the open connection."""
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)
         client.sendall(request)
         return client
 
     def stop(self, signum: int = signal.SIGTERM) -> int:
         self.process.send_signal(signum)
-        return self.process.wait(STOP_TIMEOUT_S)
+        return self.process.wait(TIMEOUT_S)
 
 
 def post_bytes(path: str, body: bytes) -> bytes:
@@ -173,7 +172,7 @@ def kill_group(process: Process) -> None:
     """Kills a process that leads a session, and all processes that it started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(STOP_TIMEOUT_S)
+        process.wait(TIMEOUT_S)
 
 
 def run_module(arguments: Sequence[str], log: BinaryIO, env: Mapping[str, str]) -> Process:
@@ -193,7 +192,7 @@ def served_by(
     start: Start,
     log_path: Path,
     app: str | None = None,
-    start_timeout_s: float | None = START_TIMEOUT_S,
+    start_timeout_s: float | None = TIMEOUT_S,
     **settings: object,
 ) -> Iterator[ServedApi]:
     """Yields the API under gunicorn with gunicorn.conf.py, ready unless `start_timeout_s` is None.

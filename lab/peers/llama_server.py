@@ -17,7 +17,7 @@ import psutil
 
 from common.fetch import answers_ok
 from inference_api.loading.hardware import physical_cores
-from lab.kit.servers import ROOT, STOP_TIMEOUT_S, environment, eventually, free_port
+from lab.kit.servers import ROOT, TIMEOUT_S, environment, eventually, free_port
 from lab.peers.install import LLAMA_CPP, PREBUILT_LLAMA
 
 START_TIMEOUT_S = 120.0
@@ -74,4 +74,4 @@ def _listening(
             yield process
         finally:
             process.terminate()
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(TIMEOUT_S)

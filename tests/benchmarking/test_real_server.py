@@ -14,7 +14,7 @@ from benchmarking.records import Run
 from benchmarking.results.result_files import RowResult, read_rows
 from benchmarking.results.workbook import COLUMNS
 from benchmarking.run_files import read_run
-from lab.kit.servers import ROOT, ServedApi, environment
+from lab.kit.servers import ROOT, TIMEOUT_S, ServedApi, environment
 from tests.benchmarking.results.test_responses import KEYS
 from tests.benchmarking.rows.test_run import benchmark, run_of
 from tests.forked import served
@@ -102,7 +102,7 @@ def test_prompts_have_the_asked_length_in_the_servers_own_tokenizer(
             assert record.usage is not None
             template_tokens = (record.usage.prompt_tokens or 0) - row.load.input_tokens
             assert 0 < template_tokens < 10
-    counted = requests.post(f"{api.url}/v1/tokenize", json={"prompt": ""}, timeout=60).json()
+    counted = requests.post(f"{api.url}/v1/tokenize", json={"prompt": ""}, timeout=TIMEOUT_S).json()
     assert counted["count"] == 1  # the token every prompt begins with is part of its length
 
 

@@ -7,8 +7,6 @@ from cluster.controller.rollout import THERE
 from cluster.replicas import Group, Outcome, Replica, ReplicaState
 from lab.kit.servers import eventually
 
-DEADLINE_S = 240.0
-
 
 def in_states(actuator: Actuator, group: Group, wanted: Sequence[ReplicaState]) -> list[Replica]:
     """The group's replicas, once they are in these states; asks for those that are missing."""
@@ -22,9 +20,7 @@ def in_states(actuator: Actuator, group: Group, wanted: Sequence[ReplicaState]) 
             outcome = actuator.start(group, len(wanted))
         return [each.state for each in here] == list(wanted)
 
-    eventually(
-        are_here, DEADLINE_S, what=lambda: f"{wanted} of {group} (it has {here}, then {outcome})"
-    )
+    eventually(are_here, what=lambda: f"{wanted} of {group} (it has {here}, then {outcome})")
     return here
 
 

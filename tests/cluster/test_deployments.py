@@ -19,6 +19,7 @@ from cluster.actuators.workloads import DEFAULT_ROWS, Pod
 from cluster.errors import ActuatorUnusable, ConfigFaulty
 from cluster.replicas import Group, Outcome, ReplicaState
 from inference_api.settings import Settings as ApiSettings
+from lab.kit.servers import TIMEOUT_S
 from tests.kubernetes_api import Answer, KubernetesApi, Object, garbage, half, hang, refuse, reset
 from tests.kubernetes_workloads import NO_ROOM, Workloads, labels, name_of
 
@@ -460,7 +461,9 @@ def test_without_an_account_nothing_starts(
 
 def test_without_the_client_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['kubernetes'] = None; import cluster.actuators.deployments"
-    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    tried = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
     assert "ConfigFaulty: Kubernetes' client is missing; pip install" in tried.stderr
 
 

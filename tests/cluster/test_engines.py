@@ -25,9 +25,9 @@ from cluster.counters import Counters
 from cluster.engines import ENGINES, FIELDS, Engine
 from cluster.replicas import Recipes
 from lab.kit.scripted_server import Script, scripted
-from lab.kit.servers import eventually
+from lab.kit.servers import TIMEOUT_S, eventually
 from lab.peers.install import PREBUILT_LLAMA
-from tests.cluster.asking import DEADLINE_S, ready
+from tests.cluster.asking import ready
 from tests.cluster.fleet import CountingReader, system_json
 from tests.cluster.foreign_engine import PAGES, TOKEN_S, command_of
 from tests.cluster.test_scaling import GROUP, NUM_CLIENTS, answered_by, clear, loaded
@@ -61,11 +61,11 @@ def test_no_request_is_lost_with_an_engine_that_cuts_them_off_on_sigterm(
         before = reader.read(ready(actuator, GROUP, 2))
         upstreams = str(tmp_path / "upstreams.yaml")
         with loaded(tmp_path, UPSTREAMS_FILE=upstreams) as (proxy, load):
-            eventually(lambda: len(answered_by(proxy)) == 2, DEADLINE_S)
+            eventually(lambda: len(answered_by(proxy)) == 2)
             actuator.stop(GROUP, 1)
             (kept,) = ready(actuator, GROUP, 1)
             seen = len(load.asked)
-            eventually(lambda: len(load.asked) > seen + NUM_CLIENTS, DEADLINE_S)
+            eventually(lambda: len(load.asked) > seen + NUM_CLIENTS)
         assert [each for each in load.asked if not each.is_right] == []
         now, then = reader.read([kept])[kept.name], before[kept.name]
         assert isinstance(now, Counters)
@@ -85,15 +85,13 @@ def test_an_engine_that_is_killed_takes_its_own_streams_along_and_is_replaced(
     with tending(tmp_path, engine, {"PYTHONPATH": str(ROOT)}) as actuator:
         victim, _ = ready(actuator, GROUP, 2)
         with loaded(tmp_path, UPSTREAMS_FILE=str(tmp_path / "upstreams.yaml")) as (proxy, load):
-            eventually(lambda: len(answered_by(proxy)) == 2, DEADLINE_S)
+            eventually(lambda: len(answered_by(proxy)) == 2)
             (record,) = [r for r in records_in(tmp_path / "replicas") if r.name == victim.name]
             record.process.kill()
             killed_s = time.monotonic()
-            eventually(
-                lambda: victim.name not in {each.name for each in actuator.replicas()}, DEADLINE_S
-            )
+            eventually(lambda: victim.name not in {each.name for each in actuator.replicas()})
             ready(actuator, GROUP, 2)
-            eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
+            eventually(lambda: len(answered_by(proxy)) == 3)
         failed = [each for each in load.asked if not each.is_right]
         assert [each for each in failed if each.began_s > killed_s] == []
         assert all(each.is_cut or each.status >= 500 for each in failed), "no short success"
@@ -117,10 +115,14 @@ def test_llama_server_is_started_measured_and_ended_behind_its_last_answer(tmp_p
         before = reader.read([replica])[replica.name]
         upstreams = str(tmp_path / "upstreams.yaml")
         with running_proxy(tmp_path, "http://127.0.0.1:9", UPSTREAMS_FILE=upstreams) as proxy:
-            eventually(lambda: '"ready"' in proxy.metric("/ready"), DEADLINE_S)
+            eventually(lambda: '"ready"' in proxy.metric("/ready"))
             body = {"prompt": "One, two,", "max_tokens": 200, "ignore_eos": True, "stream": True}
             answer = requests.post(
-                f"{proxy.url}/v1/completions", json=body, headers=bearer(), stream=True, timeout=60
+                f"{proxy.url}/v1/completions",
+                json=body,
+                headers=bearer(),
+                stream=True,
+                timeout=TIMEOUT_S,
             )
             lines = answer.iter_lines()
             assert next(lines).startswith(b"data: ")
@@ -134,7 +136,7 @@ def test_llama_server_is_started_measured_and_ended_behind_its_last_answer(tmp_p
         assert (traffic.ended, traffic.completion_tokens) == (1.0, 200)
         timings = json.loads(rest[-2].removeprefix(b"data: "))["timings"]
         assert traffic.itl_ms == pytest.approx(timings["predicted_ms"] / 200, rel=0.01)
-        eventually(lambda: not actuator.replicas(), DEADLINE_S)
+        eventually(lambda: not actuator.replicas())
     reader.close()
 
 

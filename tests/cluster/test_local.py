@@ -16,7 +16,7 @@ from cluster.actuators.local import LocalMachine
 from cluster.engines import ENGINES, Engine
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
-from lab.kit.servers import eventually
+from lab.kit.servers import TIMEOUT_S, eventually
 from tests.full_disk import full_disk
 
 GROUP = Group("chat", "core", 8)
@@ -212,6 +212,6 @@ def test_a_process_whose_parent_has_gone_does_not_begin() -> None:
         [sys.executable, "-m", "cluster.actuators.launch", "--parent", "1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     assert (ended.returncode, ended.stderr) == (1, "The parent process has ended.\n")

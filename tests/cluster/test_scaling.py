@@ -23,8 +23,8 @@ from cluster.actuators.upstreams_file import Listed, UpstreamsFile
 from cluster.engines import ENGINES
 from cluster.replicas import Group, Recipes, Replica
 from lab.kit.ray_nodes import RayNodes, ray_nodes
-from lab.kit.servers import ROOT, eventually
-from tests.cluster.asking import DEADLINE_S, ready
+from lab.kit.servers import ROOT, TIMEOUT_S, eventually
+from tests.cluster.asking import ready
 from tests.cluster.foreign_engine import command_of
 from tests.kubernetes_api import KubernetesApi
 from tests.kubernetes_kubelet import Kubelet
@@ -74,7 +74,7 @@ class Load:
     def end(self) -> None:
         self._must_end.set()
         for thread in self._threads:
-            thread.join(DEADLINE_S)
+            thread.join(TIMEOUT_S)
 
     def _run(self, number: int) -> None:
         count = 0
@@ -84,7 +84,7 @@ class Load:
 
     def _ask(self, text: str) -> Asked:
         began_s, body = time.monotonic(), json.dumps({"text": text, "max_tokens": 100})
-        client = http.client.HTTPConnection(self._host, timeout=DEADLINE_S)
+        client = http.client.HTTPConnection(self._host, timeout=TIMEOUT_S)
         status, answer, is_cut = 0, b"", False
         try:
             headers = bearer() | {"Content-Type": "application/json"}
@@ -103,7 +103,7 @@ class Load:
 def loaded(folder: Path, **upstreams: Any) -> Iterator[tuple[ProxyProcess, Load]]:
     """A proxy that follows the upstreams, and clients that never rest."""
     with running_proxy(folder, "http://127.0.0.1:9", **upstreams) as proxy:
-        eventually(lambda: '"ready"' in proxy.metric("/ready"), DEADLINE_S)
+        eventually(lambda: '"ready"' in proxy.metric("/ready"))
         load = Load(proxy.url)
         try:
             yield proxy, load
@@ -139,14 +139,14 @@ def test_no_request_is_lost_while_pods_come_and_go_and_change(
         with loaded(tmp_path, UPSTREAMS_SERVICE="hearth/chat", KUBERNETES_API=api.url) as it:
             proxy, load = it
             ready(actuator, GROUP, 2)
-            eventually(lambda: len(answered_by(proxy)) == 2, DEADLINE_S)
+            eventually(lambda: len(answered_by(proxy)) == 2)
             actuator.start(wider, 2)
-            eventually(lambda: {each.group for each in actuator.replicas()} == {wider}, DEADLINE_S)
+            eventually(lambda: {each.group for each in actuator.replicas()} == {wider})
             ready(actuator, wider, 2)
             actuator.stop(wider, 1)
             ready(actuator, wider, 1)
             seen = len(load.asked)
-            eventually(lambda: len(load.asked) > seen + NUM_CLIENTS, DEADLINE_S)
+            eventually(lambda: len(load.asked) > seen + NUM_CLIENTS)
         assert [each for each in load.asked if not each.is_right] == []
     finally:
         actuator.close()
@@ -194,13 +194,13 @@ def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(
     have(nodes, 3)
     replica, _ = ready(on_ray, GROUP, 2)
     with loaded(tmp_path, UPSTREAMS_FILE=str(tmp_path / "upstreams.yaml")) as (proxy, load):
-        eventually(lambda: len(answered_by(proxy)) == 2, DEADLINE_S)
+        eventually(lambda: len(answered_by(proxy)) == 2)
         victim = replica.url or ""
         nodes.kill(node_of(nodes, replica))
         killed_s = time.monotonic()
-        eventually(lambda: victim not in {each.url for each in on_ray.replicas()}, DEADLINE_S)
+        eventually(lambda: victim not in {each.url for each in on_ray.replicas()})
         ready(on_ray, GROUP, 2)
-        eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
+        eventually(lambda: len(answered_by(proxy)) == 3)
     failed = [each for each in load.asked if not each.is_right]
     assert [each for each in failed if each.began_s > killed_s] == []
     assert all(each.is_cut or each.status >= 500 for each in failed), "no short success"
@@ -224,7 +224,7 @@ def test_no_process_outlives_the_ray_that_started_it(
     tree = nodes.processes(node)
     api = api_in(tree, replica)
     those(tree, lambda process: process.name().startswith(lost))[0].kill()
-    assert psutil.wait_procs(api, timeout=DEADLINE_S)[1] == []
+    assert psutil.wait_procs(api, timeout=TIMEOUT_S)[1] == []
     ready(on_ray, GROUP, 1)
     if lost == "raylet":
         nodes.kill(node)
@@ -239,10 +239,10 @@ def test_ray_runs_another_engine_and_ends_it_behind_its_last_answer(
     rows, server, url = GROUP.user_rows, GROUP.server, replica.url or ""
     assert upstreams.listed == (Listed(url=url, health_path="/health", rows=rows, server=server),)
     text, url = "x" * 200, f"{replica.url}/inference"  # a second longer than `leave_s`
-    with requests.post(url, json={"text": text}, timeout=60, stream=True) as answer:
+    with requests.post(url, json={"text": text}, timeout=TIMEOUT_S, stream=True) as answer:
         on_ray.stop(GROUP, 0)
         assert answer.text == text
-    eventually(lambda: not on_ray.replicas(), DEADLINE_S)
+    eventually(lambda: not on_ray.replicas())
 
 
 def api_in(tree: list[psutil.Process], replica: Replica) -> list[psutil.Process]:

@@ -20,7 +20,7 @@ from cluster.controller.pages import PageReader
 from cluster.controller.sleep import StartForecast, StartTimes
 from cluster.replicas import Group, Replica, ReplicaState
 from cluster.server_keys import ServerKeys
-from lab.kit.servers import eventually
+from lab.kit.servers import TIMEOUT_S, eventually
 from tests.cluster.fleet import config, system, system_json
 from tests.cluster.test_controller import DEADLINE_S, Running, run  # noqa: F401
 from tests.cluster.test_cycle import LOW, PERIOD_S, World, make_world, settled  # noqa: F401
@@ -185,7 +185,7 @@ def test_on_kubernetes_a_server_goes_to_0_and_is_woken(
             for _ in range(2):
                 body = {"text": "hello", "max_tokens": 5}
                 answer = requests.post(
-                    f"{proxy.url}/inference", json=body, headers=bearer(), timeout=60
+                    f"{proxy.url}/inference", json=body, headers=bearer(), timeout=TIMEOUT_S
                 )
                 assert (answer.status_code, answer.text) == (200, "hello")
                 until(lambda: not api.all("pods"), "it is at 0 again")

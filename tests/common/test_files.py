@@ -13,6 +13,7 @@ from threading import Barrier, Thread
 import pytest
 
 from common.files import OWNER_ALONE, append_whole, read_bounded, whole_file, write_whole
+from lab.kit.servers import TIMEOUT_S
 from tests.full_disk import full_disk
 
 TOP = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ def test_a_kill_leaves_what_was_there_or_the_whole_file(
             path.write_text(old)
             path.chmod(OWNER_ALONE)
         command = [sys.executable, "-c", WRITE, str(num_calls), str(path), str(replaces)]
-        ended = subprocess.run(command, cwd=TOP, timeout=60, check=False).returncode
+        ended = subprocess.run(command, cwd=TOP, timeout=TIMEOUT_S, check=False).returncode
         found.add(path.read_text() if path.exists() else None)
         assert not path.exists() or stat.S_IMODE(path.stat().st_mode) == OWNER_ALONE
         if ended != KILLED:

@@ -9,7 +9,7 @@ import requests
 from gunicorn.util import parse_address
 
 from common.connections.hosts import host_and_port
-from lab.kit.servers import environment, post_bytes
+from lab.kit.servers import TIMEOUT_S, environment, post_bytes
 from tests.forked import fork_server
 from tests.service import running_service
 
@@ -20,7 +20,7 @@ def ended(folder: Path, *arguments: str, **settings: object) -> tuple[int, str]:
     """The exit status of `python -m *arguments`, and what it said."""
     with (folder / "log").open("wb") as log:
         process = fork_server().start(arguments, log, environment(**settings))
-    return process.wait(60), (folder / "log").read_text()
+    return process.wait(TIMEOUT_S), (folder / "log").read_text()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::", "fe80::1%eth0"])
@@ -81,7 +81,7 @@ def test_clients_that_do_not_go_on_sending_take_no_thread(
     with service as (url, _), ExitStack() as sockets:
         port = int(url.rsplit(":", 1)[1])
         for begun in (b"POST /x HTTP/1.1\r\nHost: te", post_bytes("/x", b"{}")[:-1]) * NUM_CLIENTS:
-            client = socket.create_connection(("127.0.0.1", port), timeout=60)
+            client = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
             sockets.enter_context(client).sendall(begun)
-        assert requests.get(f"{url}/health", timeout=60).status_code == 200
-        assert requests.get(f"{url}/openapi.json", timeout=60).status_code == 200
+        assert requests.get(f"{url}/health", timeout=TIMEOUT_S).status_code == 200
+        assert requests.get(f"{url}/openapi.json", timeout=TIMEOUT_S).status_code == 200

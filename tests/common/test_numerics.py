@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lab.kit.servers import TIMEOUT_S
 from tests.optimizer.support import server, system_data
 from tests.weights.support import search
 
@@ -39,7 +40,7 @@ def test_without_scipy_the_api_serves_and_names_the_install(tmp_path: Path) -> N
         env={"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     answers = json.loads(done.stdout)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.kit.servers import TIMEOUT_S
 from scripts.hearth import COMMANDS
 
 PLAN = ("plan", "--model", "llama-3.1-8b", "--rate", "1", "--accelerator", "h100")
@@ -33,7 +34,7 @@ runpy.run_module(sys.argv[0], run_name="__main__")
 def ended(arguments: Sequence[str], output: int) -> tuple[int, str]:
     command = [sys.executable, *arguments]
     run = subprocess.run(
-        command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+        command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False
     )
     return run.returncode, run.stderr
 

@@ -26,9 +26,9 @@ from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.engines import ENGINES
 from cluster.replicas import Group, Outcome, Recipes, Replica, ReplicaState
 from lab.kit.ray_nodes import ray_nodes
-from lab.kit.servers import ROOT, eventually
+from lab.kit.servers import ROOT, TIMEOUT_S, eventually
 from proxy.upstreams.endpoint_slices import EndpointSlice, specs_of
-from tests.cluster.asking import DEADLINE_S, in_states, ready
+from tests.cluster.asking import in_states, ready
 from tests.cluster.foreign_engine import command_of
 from tests.kubernetes_api import KubernetesApi
 from tests.kubernetes_kubelet import Kubelet
@@ -167,7 +167,7 @@ def seen(actuator: Actuator) -> dict[str, tuple[str | None, ReplicaState]]:
 def stream(replica: Replica, text: str) -> Iterator[HTTPResponse]:
     """An answer whose first token has come; the mock says what it is told."""
     host, _, port = (replica.url or "").removeprefix("http://").partition(":")
-    client = HTTPConnection(host, int(port), timeout=DEADLINE_S)
+    client = HTTPConnection(host, int(port), timeout=TIMEOUT_S)
     body = json.dumps({"text": text, "max_tokens": len(text), "stream": True})
     client.request("POST", "/inference", body, {"Content-Type": "application/json"})
     with client.getresponse() as answer:
@@ -178,12 +178,10 @@ def stream(replica: Replica, text: str) -> Iterator[HTTPResponse]:
 def test_start_has_as_many_as_asked_and_says_how_many_find_no_room(
     scene: Scene, actuator: Actuator
 ) -> None:
-    eventually(lambda: actuator.start(CHAT, 1) == Outcome() and actuator.replicas(), DEADLINE_S)
+    eventually(lambda: actuator.start(CHAT, 1) == Outcome() and actuator.replicas())
     assert actuator.start(CHAT, 1) == actuator.start(CHAT, 0) == Outcome()
     assert len(actuator.replicas()) == 1
-    outcome = eventually(
-        lambda: (it := actuator.start(CHAT, ROOM + 2)).unplaced == 2 and it, DEADLINE_S
-    )
+    outcome = eventually(lambda: (it := actuator.start(CHAT, ROOM + 2)).unplaced == 2 and it)
     assert "cpu" in outcome.why.lower()
     replicas = ready(actuator, CHAT, ROOM)
     names = [each.name for each in replicas]
@@ -205,9 +203,9 @@ def test_stop_ends_no_more_than_it_was_told_and_that_ends_its_streams(
         for _ in range(2):
             actuator.stop(CHAT, 0)
             assert seen(actuator)[chat.name][1] is ReplicaState.DRAINING
-        eventually(lambda: scene.listed() == [wide.url], DEADLINE_S)
+        eventually(lambda: scene.listed() == [wide.url])
         assert answer.read().decode() == text
-    eventually(lambda: list(actuator.replicas()) == [wide], DEADLINE_S)
+    eventually(lambda: list(actuator.replicas()) == [wide])
 
 
 def test_a_controller_that_is_started_again_finds_what_runs(scene: Scene) -> None:
@@ -232,7 +230,7 @@ def test_a_replica_that_crashes_is_missed_and_another_takes_its_place(
 ) -> None:
     (replica,) = ready(actuator, CHAT, 1)
     scene.crash(replica)
-    eventually(lambda: replica.url not in scene.listed(), DEADLINE_S)
+    eventually(lambda: replica.url not in scene.listed())
     (other,) = ready(actuator, CHAT, 1)
     assert other.url != replica.url
     assert scene.listed() == [other.url]
@@ -251,6 +249,6 @@ def test_a_replica_that_never_works_is_listed_with_the_reason(
     (failed,) = in_states(actuator, BROKEN, [ReplicaState.FAILED])
     assert "/no/such/model" in failed.why
     assert scene.listed() == []
-    eventually(lambda: _is_tried_again(actuator, failed.name), DEADLINE_S)
+    eventually(lambda: _is_tried_again(actuator, failed.name))
     actuator.stop(BROKEN, 0)
-    eventually(lambda: not actuator.replicas(), DEADLINE_S)
+    eventually(lambda: not actuator.replicas())

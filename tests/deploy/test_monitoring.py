@@ -14,7 +14,7 @@ import requests
 import yaml
 
 from common.fetch import answers_ok
-from lab.kit.servers import MOCK_APP, ROOT, eventually, free_port
+from lab.kit.servers import MOCK_APP, ROOT, TIMEOUT_S, eventually, free_port
 from tests.forked import served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
@@ -77,18 +77,22 @@ def prometheus(proxy: ProxyProcess, tmp_path_factory: pytest.TempPathFactory) ->
         yield url
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(TIMEOUT_S)
 
 
 def use(proxy: ProxyProcess) -> None:
     """Some of everything that is counted."""
     for text in ("one prompt", "one prompt with the same beginning", "a loop, a loop, a loop"):
         for path in ("/inference", "/inference/nobody"):
-            requests.post(proxy.url + path, json={"text": text}, headers=bearer(), timeout=60)
+            requests.post(
+                proxy.url + path, json={"text": text}, headers=bearer(), timeout=TIMEOUT_S
+            )
 
 
 def has_data(prometheus: str, query: str) -> bool:
-    response = requests.get(f"{prometheus}/api/v1/query", params={"query": query}, timeout=60)
+    response = requests.get(
+        f"{prometheus}/api/v1/query", params={"query": query}, timeout=TIMEOUT_S
+    )
     assert response.ok, f"{query}: {response.text}"
     series = response.json()["data"]["result"]
     return any(not math.isnan(float(one["value"][1])) for one in series)
@@ -96,7 +100,9 @@ def has_data(prometheus: str, query: str) -> bool:
 
 def test_every_query_returns_data(proxy: ProxyProcess, prometheus: str) -> None:
     system = json.loads(SYSTEM.read_text())["input"]
-    solved = requests.post(f"{proxy.url}/optimizeOne", json=system, headers=bearer(), timeout=60)
+    solved = requests.post(
+        f"{proxy.url}/optimizeOne", json=system, headers=bearer(), timeout=TIMEOUT_S
+    )
     assert solved.status_code == 200
     waiting = dashboard_queries() + documented_queries()
     assert len(waiting) > 40
@@ -106,7 +112,7 @@ def test_every_query_returns_data(proxy: ProxyProcess, prometheus: str) -> None:
         waiting[:] = [query for query in waiting if not has_data(prometheus, query)]
         return not waiting
 
-    eventually(all_have_data, 240, what=lambda: f"data for {waiting}")
+    eventually(all_have_data, what=lambda: f"data for {waiting}")
 
 
 def test_panels_have_ids_places_and_units_of_their_own() -> None:
@@ -122,7 +128,10 @@ def test_panels_have_ids_places_and_units_of_their_own() -> None:
 
 def test_prometheus_takes_its_configuration() -> None:
     check = subprocess.run(
-        ["promtool", "check", "config", str(PROMETHEUS)], capture_output=True, text=True, timeout=60
+        ["promtool", "check", "config", str(PROMETHEUS)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
     )
     assert check.returncode == 0, check.stderr
     assert "SUCCESS" in check.stdout

@@ -62,7 +62,7 @@ def test_roles_allow_what_is_asked_and_no_more(
     api.requests.clear()
     discovery = EndpointSlices(ApiServer(api.url, tmp_path), Services("hearth", ("chat",)))
     discovery.start(lambda: None)
-    eventually(lambda: api.num_watches == 1, 30)
+    eventually(lambda: api.num_watches == 1)
     discovery.stop()
     assert asked(api) == verbs_of("proxy")
     api.stop()

@@ -11,7 +11,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from cluster.actuators import workloads as actuated
-from lab.kit.servers import ROOT
+from lab.kit.servers import ROOT, TIMEOUT_S
 from tests.deploy.custom_resources import RAY_CLUSTER, SCALED_OBJECT
 from tests.deploy.manifests import (
     FOLDER,
@@ -42,7 +42,7 @@ def schema_faults(item: Object) -> list[str]:
 def keda_faults(item: Object) -> str:
     command = [ROOT / ".venv" / "bin" / "node", ROOT / "tests" / "deploy" / "scaled_object.mjs"]
     answer = subprocess.run(
-        command, input=json.dumps(item), capture_output=True, text=True, timeout=60
+        command, input=json.dumps(item), capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert answer.stderr == ""
     return answer.stdout.strip()

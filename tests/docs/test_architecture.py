@@ -73,7 +73,7 @@ def test_a_chats_token() -> None:
     with passed() as files:
         server_of(app).start()
         client = app.test_client()
-        eventually(lambda: client.get("/ready").status_code == 200, 120.0)
+        eventually(lambda: client.get("/ready").status_code == 200)
         asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
         answer = client.post("/v1/chat/completions", json=asked | {"stream": True})
         assert answer.get_data().endswith(b"[DONE]\n\n")

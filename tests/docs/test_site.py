@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.kit.servers import TIMEOUT_S
+
 TOP = Path(__file__).parents[2]
 
 
@@ -18,7 +20,7 @@ def test_the_site_is_built_and_every_link_leads_somewhere(tmp_path: Path) -> Non
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
     )
     assert built.returncode == 0, built.stderr
     first = (tmp_path / "index.html").read_text()

@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from lab.kit.servers import ROOT
+from lab.kit.servers import ROOT, TIMEOUT_S
 
 SYSTEM = ROOT / "tests" / "data" / "optimizer" / "systems" / "s00_documented.json"
-DEADLINE_S = 60.0  # for one answer; the slowest sound one takes a second
 TEXT: dict[str, Any] = {"text": "hello", "max_tokens": 4, "temperature": "0.7"}
 PROMPT: dict[str, Any] = {"model": "hearth-tiny", "prompt": ["a", "b"], "max_tokens": 4, "n": 2}
 CHAT: dict[str, Any] = {
@@ -181,7 +180,7 @@ def broken_chunks(routes: Sequence[Route], headers: str, dice: random.Random) ->
 def exchange(port: int, request: bytes, ends: bool) -> bytes:
     """What comes back until the server closes the connection. Raises TimeoutError when nothing
     does in time. `ends`: say that no more will be sent, where it is not known to be a request."""
-    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
         answer = b""
         with suppress(ConnectionError):  # a server need not read what it refuses
             client.sendall(request)

@@ -9,7 +9,7 @@ import anthropic
 import pytest
 import requests
 
-from lab.kit.servers import ServedApi
+from lab.kit.servers import TIMEOUT_S, ServedApi
 from tests.proxy.support import ProxyProcess, bearer, make_token, running_proxy
 
 MODEL, ALIAS = "hearth-tiny", "falcon40b"
@@ -28,7 +28,7 @@ def proxy(model_api: ServedApi, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def got(url: str, path: str, **claims: Any) -> dict[str, Any]:
-    answer = requests.get(url + path, headers=VERSION | bearer(**claims), timeout=60)
+    answer = requests.get(url + path, headers=VERSION | bearer(**claims), timeout=TIMEOUT_S)
     body: dict[str, Any] = answer.json()
     return body | {"status": answer.status_code}
 
@@ -47,7 +47,7 @@ def test_models_are_listed_in_anthropics_form(model_api: ServedApi, proxy: Proxy
 
 
 def test_without_the_header_the_form_is_openais(model_api: ServedApi) -> None:
-    answer = requests.get(f"{model_api.url}/v1/models", timeout=60)
+    answer = requests.get(f"{model_api.url}/v1/models", timeout=TIMEOUT_S)
     assert answer.json()["object"] == "list"
     assert "anthropic-version" in answer.headers["Vary"].lower()
 
@@ -81,14 +81,14 @@ def test_signs_of_life_and_tales_are_no_failures(
     model_api: ServedApi, proxy: ProxyProcess, method: str, path: str, status: int
 ) -> None:
     def failures() -> list[str]:
-        lines = requests.get(f"{model_api.url}/metrics", timeout=60).text.splitlines()
+        lines = requests.get(f"{model_api.url}/metrics", timeout=TIMEOUT_S).text.splitlines()
         return [line for line in lines if line.startswith("inference_errors_total")]
 
     before, begin = failures(), len(model_api.log)
     for url in (model_api.url, proxy.url):
         tales: dict[str, Any] = {"json": {"events": [{}] * 9}} if method == "POST" else {}
         headers = bearer(team_id="choosy", token_id=f"{method}{path}", role="team")
-        answer = requests.request(method, url + path, headers=headers, timeout=60, **tales)
+        answer = requests.request(method, url + path, headers=headers, timeout=TIMEOUT_S, **tales)
         assert answer.status_code == status
     assert failures() == before
     assert f"refused {path!r}" not in model_api.log[begin:]
@@ -98,6 +98,6 @@ def test_signs_of_life_and_tales_are_no_failures(
 
 def test_tales_reach_no_server(model_api: ServedApi, proxy: ProxyProcess) -> None:
     url = f"{proxy.url}/api/event_logging/v2/batch"
-    requests.post(url, json={}, headers=bearer(token_id="tales"), timeout=60)
+    requests.post(url, json={}, headers=bearer(token_id="tales"), timeout=TIMEOUT_S)
     assert "upstream" not in proxy.audit_with(token_id="tales")
-    assert requests.post(url, json={}, timeout=60).status_code == 401
+    assert requests.post(url, json={}, timeout=TIMEOUT_S).status_code == 401

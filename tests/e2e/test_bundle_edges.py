@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes
+from lab.kit.servers import MOCK_APP, TIMEOUT_S, ServedApi, eventually, post_bytes
 from tests.e2e.bundles import bundle_file, expert
 from tests.forked import served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
@@ -96,7 +96,7 @@ def test_teams_see_experts_and_operators_move_them(
     for role in ("team", "viewer", "operator"):
         body = {"bundle": "version: 1"} if path.endswith("validate") else None
         answer = requests.request(
-            method, proxy.url + path, json=body, headers=bearer(role=role), timeout=60
+            method, proxy.url + path, json=body, headers=bearer(role=role), timeout=TIMEOUT_S
         )
         if role in allowed:
             assert answer.status_code in (200, 202), answer.text
@@ -128,7 +128,7 @@ def test_router_leads_nobody_past_the_list_of_their_models(
     ]
     for path, body in asked:
         answer = requests.post(
-            proxy.url + path, json=body | {"max_tokens": 4}, headers=headers, timeout=60
+            proxy.url + path, json=body | {"max_tokens": 4}, headers=headers, timeout=TIMEOUT_S
         )
         assert answer.status_code == status, answer.text
         if model == "auto" and status == 200:
@@ -303,7 +303,7 @@ def test_drain_ends_in_time_though_an_expert_loads(
         assert api.post("/bundle/load/quick").json()["error"]["code"] == "draining"
         answer = waiting.result()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
-    assert api.process.wait(60) == 0
+    assert api.process.wait(TIMEOUT_S) == 0
 
 
 def test_drain_serves_who_waits_for_a_load(slow_to_load: ServedApi, release_file: Path) -> None:
@@ -314,7 +314,7 @@ def test_drain_serves_who_waits_for_a_load(slow_to_load: ServedApi, release_file
         stop_by_route(api)
         release_file.touch()
         assert waiting.result().status_code == 200
-    assert api.process.wait(60) == 0
+    assert api.process.wait(TIMEOUT_S) == 0
 
 
 def test_start_can_be_watched_and_ended(tmp_path: Path, release_file: Path) -> None:
@@ -360,7 +360,7 @@ def test_start_fails_where_nothing_comes(tmp_path: Path) -> None:
     file = bundle_file(tmp_path, [expert("four", pinned=True), expert("eight", "int8")])
     settings: dict[str, Any] = {"BUNDLE": file, "PACKED_FOLDER": tmp_path / "packed" / "folder"}
     with served(tmp_path / "log", start_timeout_s=None, **settings) as api:
-        assert api.process.wait(60) == 3
+        assert api.process.wait(TIMEOUT_S) == 3
         assert "another PACKED_FOLDER" in api.log
         assert "Traceback" not in api.log
 

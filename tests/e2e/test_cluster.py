@@ -19,14 +19,13 @@ import requests
 import yaml
 
 from common.fetch import answers_ok
-from lab.kit.servers import Process, environment, eventually, json_lines
+from lab.kit.servers import TIMEOUT_S, Process, environment, eventually, json_lines
 from tests.cluster.foreign_engine import command_of
 from tests.forked import fork_server
 from tests.ports import free_port, free_ports
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 from tests.service import ROOT
 
-DEADLINE_S = 240.0
 ROWS, TOKENS, TOKENS_PER_S = 4, 50, 50
 TEXT = "x" * TOKENS
 QUICK = {"kind": "local", "folder": "replicas", "capacity": {"CPU": 4}, "leave_s": 3}
@@ -66,7 +65,7 @@ class Cluster:
 
     def state(self) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = requests.get(f"{self.url}/state", timeout=60).json()
+            answer: dict[str, Any] = requests.get(f"{self.url}/state", timeout=TIMEOUT_S).json()
         except requests.ConnectionError:
             return {"replicas": []}
         return answer
@@ -85,11 +84,11 @@ def running(folder: Path, arguments: list[str], url: str, **settings: object) ->
         own = environment(PYTHONPATH=ROOT, **settings)
         process = fork_server().start(arguments, log, own, cwd=folder)
     try:
-        eventually(lambda: answers_ok(f"{url}/health"), DEADLINE_S, every_s=0.1)
+        eventually(lambda: answers_ok(f"{url}/health"), every_s=0.1)
         yield process
     finally:
         process.terminate()
-        process.wait(DEADLINE_S)
+        process.wait(TIMEOUT_S)
 
 
 @contextmanager
@@ -125,7 +124,7 @@ def running_cluster(
                     INFERNO_HOST="127.0.0.1", INFERNO_PORT=optimizer_port),
             running(folder, ["cluster", "cluster.yaml"], url) as process,
         ):  # fmt: skip
-            eventually(upstreams.exists, DEADLINE_S, every_s=0.1)
+            eventually(upstreams.exists, every_s=0.1)
             with running_proxy(
                 folder, "", metrics_port=metrics_port, UPSTREAMS_FILE=str(upstreams),
                 CLUSTER_URL=url,
@@ -138,7 +137,7 @@ def running_cluster(
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, ProxyProcess]]:
     with running_cluster(tmp_path_factory.mktemp("cluster"), system()) as (found, proxy):
-        eventually(lambda: '"ready"' in proxy.metric("/ready"), DEADLINE_S, every_s=0.1)
+        eventually(lambda: '"ready"' in proxy.metric("/ready"), every_s=0.1)
         yield found, proxy
 
 
@@ -149,7 +148,7 @@ def end_replicas(folder: Path) -> None:
             process = psutil.Process(json.loads(record.read_text())["pid"])
             for each in [*process.children(recursive=True), process]:
                 each.kill()
-            process.wait(DEADLINE_S)
+            process.wait(TIMEOUT_S)
         except psutil.NoSuchProcess:
             continue
 
@@ -163,7 +162,7 @@ class Clients:
 
     def send(self, per_s: float, until: Any) -> None:
         """Until `until()` is true, at that rate however long `until` takes to answer."""
-        give_up_s, next_s = time.monotonic() + DEADLINE_S, time.monotonic()
+        give_up_s, next_s = time.monotonic() + TIMEOUT_S, time.monotonic()
         while not until():
             assert time.monotonic() < give_up_s
             while next_s <= time.monotonic():
@@ -177,7 +176,7 @@ class Clients:
 
     def _one(self) -> str:
         body = {"text": TEXT, "max_tokens": TOKENS}
-        answer = requests.post(self._url, json=body, headers=bearer(), timeout=DEADLINE_S)
+        answer = requests.post(self._url, json=body, headers=bearer(), timeout=TIMEOUT_S)
         return answer.text if answer.ok else f"{answer.status_code}: {answer.text}"
 
 
@@ -204,7 +203,7 @@ def test_the_loop_learns_of_another_engine_by_its_metrics(tmp_path: Path) -> Non
     model["decodeParms"] = {"alpha": 10.0, "beta": 0.0}
     servers = {"chat": FOREIGN}
     with running_cluster(tmp_path, document, servers=servers, tune=True) as (found, proxy):
-        eventually(lambda: '"ready"' in proxy.metric("/ready"), DEADLINE_S, every_s=0.1)
+        eventually(lambda: '"ready"' in proxy.metric("/ready"), every_s=0.1)
         clients = Clients(proxy)
 
         def learned() -> list[dict[str, Any]]:
@@ -231,18 +230,18 @@ def test_a_server_goes_from_1_to_0_and_back_and_no_request_is_lost(tmp_path: Pat
             """Not one of several alone, whose places the others take."""
             return {each["state"] for each in found.state()["replicas"]} == {"draining"}
 
-        eventually(lambda: found.state().get("cycle"), DEADLINE_S)
+        eventually(lambda: found.state().get("cycle"))
         assert found.state()["replicas"] == []
         clients.send(HIGH_PER_S, found.ready)
-        eventually(is_about_to_go, DEADLINE_S)
+        eventually(is_about_to_go)
         clients.send(HIGH_PER_S, found.ready)
-        eventually(lambda: not found.state()["replicas"], DEADLINE_S)
+        eventually(lambda: not found.state()["replicas"])
         clients.send(LOW_PER_S, found.ready)
         answers = clients.answers()
         assert set(answers) == {TEXT}
-        (told,) = requests.get(f"{found.url}/sleepers", timeout=60).json()["servers"]
+        (told,) = requests.get(f"{found.url}/sleepers", timeout=TIMEOUT_S).json()["servers"]
         assert (told["server"], told["models"]) == ("chat", [])
-        assert 0 <= told["ready_in_s"] < DEADLINE_S
+        assert 0 <= told["ready_in_s"] < TIMEOUT_S
         plans = [
             sum(group["replicas"] for group in each["servers"]["chat"]["plan"])
             for each in found.journal()
@@ -260,8 +259,8 @@ def test_a_controller_that_is_started_again_finds_its_replicas(
     gunicorn = psutil.Process(found.process.pid)
     (worker,) = gunicorn.children()
     worker.kill()
-    worker.wait(DEADLINE_S)
-    eventually(lambda: before <= set(ready_names(found)), DEADLINE_S, every_s=0.1)
+    worker.wait(TIMEOUT_S)
+    eventually(lambda: before <= set(ready_names(found)), every_s=0.1)
     assert worker not in gunicorn.children()
 
 

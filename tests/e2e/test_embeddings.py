@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoTokenizer
 from inference_api.apis.embeddings import EmbeddingsBody, check_numbers
 from inference_api.errors import InvalidRequest
 from inference_api.settings.model import EMBEDDED_MODEL
-from lab.kit.servers import ServedApi
+from lab.kit.servers import TIMEOUT_S, ServedApi
 from tests.forked import served
 from tests.proxy.support import bearer, running_proxy
 
@@ -142,7 +142,9 @@ def test_teams_are_charged_for_every_text(model_api: ServedApi, tmp_path: Path) 
     (tmp_path / "policy.yaml").write_text("defaults: {tokens_per_minute: 1000}")
     texts = {"input": ["Kenya"] * 2000, "encoding_format": "base64"}
     with running_proxy(tmp_path, model_api.url, POLICY_FILE=str(tmp_path / "policy.yaml")) as proxy:
-        ask = partial(requests.post, f"{proxy.url}/v1/embeddings", headers=bearer(), timeout=60)
+        ask = partial(
+            requests.post, f"{proxy.url}/v1/embeddings", headers=bearer(), timeout=TIMEOUT_S
+        )
         answer = ask(json=texts)
         assert len(answer.json()["data"]) == 2000
         line = proxy.audit_with(request_id=answer.headers["X-Request-Id"])

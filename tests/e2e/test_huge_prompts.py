@@ -11,7 +11,7 @@ import psutil
 import pytest
 import requests
 
-from lab.kit.servers import ServedApi
+from lab.kit.servers import TIMEOUT_S, ServedApi
 from tests.proxy.support import bearer, running_proxy
 
 AT_ONCE = 9
@@ -46,7 +46,9 @@ class Stream:
         fields |= {"max_tokens": STREAM_TOKENS, "ignore_eos": True, "seed": 1}
         fields |= {"stream_options": {"include_usage": True}}
         url = f"{self._url}/v1/completions"
-        with requests.post(url, json=fields, headers=bearer(), stream=True, timeout=60) as answer:
+        with requests.post(
+            url, json=fields, headers=bearer(), stream=True, timeout=TIMEOUT_S
+        ) as answer:
             for line in answer.iter_lines():
                 self.came_at_s.append(self._cost.cpu_s())
                 self.started.set()
@@ -87,7 +89,7 @@ def running_stream(url: str, cost: Cost, to_the_end: bool = False) -> Iterator[S
     reader = Thread(target=stream.read, name="stream")
     reader.start()
     try:
-        assert stream.started.wait(60)
+        assert stream.started.wait(TIMEOUT_S)
         yield stream
     finally:
         if not to_the_end:
@@ -100,7 +102,7 @@ def all_at_once(url: str, body: bytes, cost: Cost) -> list[requests.Response]:
     headers = {**bearer(), "Content-Type": "application/json"}
 
     def send() -> requests.Response:
-        return requests.post(url, data=body, headers=headers, timeout=240)
+        return requests.post(url, data=body, headers=headers, timeout=TIMEOUT_S)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers: list[Future[requests.Response]] = [pool.submit(send) for _ in range(AT_ONCE)]

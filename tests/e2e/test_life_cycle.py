@@ -12,12 +12,11 @@ import psutil
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes
+from lab.kit.servers import MOCK_APP, TIMEOUT_S, ServedApi, eventually, post_bytes
 from lab.kit.servers import served as served_by_command
 from tests.forked import served
 
 ALTERED = "tests.e2e.altered_servers"
-END_TIMEOUT_S = 60
 MANY_SIGNALS = 2000
 SECRET = "a secret of more than thirty-two bytes"
 
@@ -34,7 +33,7 @@ def test_sigterm_lets_a_running_stream_finish_and_then_the_process_ends(
     assert int(refused.headers["Retry-After"]) >= 1
     release_file.touch()
     assert stream.text == "x" * 40
-    assert held_api.process.wait(END_TIMEOUT_S) == 0
+    assert held_api.process.wait(TIMEOUT_S) == 0
     assert not [child for child in children if child.is_running()]
 
 
@@ -42,12 +41,12 @@ def test_drain_closes_admission_first_and_ends_the_process_last(
     held_api: ServedApi, release_file: Path
 ) -> None:
     stream = held_api.open_stream(text="x" * 40)
-    assert requests.post(f"{held_api.url}/drain", timeout=60).status_code == 202
+    assert requests.post(f"{held_api.url}/drain", timeout=TIMEOUT_S).status_code == 202
     assert held_api.state()["status"] == "draining"
     assert held_api.post(text="late").status_code == 503
     release_file.touch()
     assert stream.text == "x" * 40
-    assert held_api.process.wait(END_TIMEOUT_S) == 0
+    assert held_api.process.wait(TIMEOUT_S) == 0
 
 
 def test_no_number_of_sigterms_keeps_a_worker_from_ending(
@@ -61,7 +60,7 @@ def test_no_number_of_sigterms_keeps_a_worker_from_ending(
         os.kill(worker.pid, signal.SIGTERM)
     release_file.touch()
     assert stream.text == "x" * 40
-    assert held_api.process.wait(END_TIMEOUT_S) == 0
+    assert held_api.process.wait(TIMEOUT_S) == 0
 
 
 def test_dead_decode_thread_ends_the_drain_that_runs(tmp_path: Path) -> None:
@@ -71,7 +70,7 @@ def test_dead_decode_thread_ends_the_drain_that_runs(tmp_path: Path) -> None:
         api.process.send_signal(signal.SIGTERM)
         with pytest.raises(requests.exceptions.ChunkedEncodingError):
             _ = stream.content
-        assert api.process.wait(END_TIMEOUT_S) == 0
+        assert api.process.wait(TIMEOUT_S) == 0
         assert "the decode thread died" in api.log
         assert "Worker exiting" in api.log  # by itself: nobody had to kill it
 
@@ -100,7 +99,7 @@ def test_what_outlives_the_drain_timeout_is_broken_off_not_ended_well(tmp_path: 
             _ = stream.content
         assert waiting.recv(65536).startswith(b"HTTP/1.1 503")
         waiting.close()
-        assert api.process.wait(END_TIMEOUT_S) == 0
+        assert api.process.wait(TIMEOUT_S) == 0
         assert "finish_reason=error error=draining" in api.log
         assert "Traceback" not in api.log
 
@@ -109,11 +108,14 @@ def test_only_local_or_authorised_callers_may_drain(tmp_path: Path) -> None:
     with served(tmp_path / "log", MOCK_APP, JWT_SECRET=SECRET) as api:
         through_proxy = {"X-Forwarded-For": "10.0.0.1"}
         drain = f"{api.url}/drain"
-        assert requests.post(drain, headers=through_proxy, timeout=60).status_code == 401
+        assert requests.post(drain, headers=through_proxy, timeout=TIMEOUT_S).status_code == 401
         assert api.state()["status"] == "ready"
         token = {"Authorization": f"Bearer {jwt.encode({'team_id': 'a'}, SECRET)}"}
-        assert requests.post(drain, headers=through_proxy | token, timeout=60).status_code == 202
-        assert api.process.wait(END_TIMEOUT_S) == 0
+        assert (
+            requests.post(drain, headers=through_proxy | token, timeout=TIMEOUT_S).status_code
+            == 202
+        )
+        assert api.process.wait(TIMEOUT_S) == 0
 
 
 def test_api_checks_tokens_itself_when_it_has_a_secret(tmp_path: Path) -> None:
@@ -123,12 +125,14 @@ def test_api_checks_tokens_itself_when_it_has_a_secret(tmp_path: Path) -> None:
         assert refused.headers["WWW-Authenticate"] == "Bearer"
         token = jwt.encode({"team_id": "tenstorrent"}, SECRET)
         key = {"X-Api-Key": token}
-        assert requests.get(f"{api.url}/v1/models", headers=key, timeout=60).status_code == 200
+        assert (
+            requests.get(f"{api.url}/v1/models", headers=key, timeout=TIMEOUT_S).status_code == 200
+        )
         good = requests.post(
             f"{api.url}/inference",
             json={"text": "hi"},
             headers={"Authorization": f"bearer {token}"},
-            timeout=60,
+            timeout=TIMEOUT_S,
         )
         assert good.text == "hi"
         assert SECRET not in api.log
@@ -140,7 +144,7 @@ def test_dead_decode_thread_fails_everybody_at_once_and_the_worker_is_replaced(
     app = f"{ALTERED}:create_crashing_server()"
     with served(tmp_path / "log", app, USER_ROWS=1) as api:
         (worker,) = psutil.Process(api.process.pid).children()
-        running = http.client.HTTPConnection("127.0.0.1", api.port, timeout=60)
+        running = http.client.HTTPConnection("127.0.0.1", api.port, timeout=TIMEOUT_S)
         body = json.dumps({"text": "ends in a crash!" + "x" * 500, "max_tokens": 500})
         queued = api.send_raw(b"")  # connected before, so that this worker has to answer
         running.request("POST", "/inference", body, {"Content-Type": "application/json"})
@@ -160,14 +164,14 @@ def test_dead_decode_thread_fails_everybody_at_once_and_the_worker_is_replaced(
 def test_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
     app = f"{ALTERED}:create_unloadable_server()"
     with served(tmp_path / "log", app, start_timeout_s=None) as api:
-        assert api.process.wait(END_TIMEOUT_S) != 0
+        assert api.process.wait(TIMEOUT_S) != 0
         assert "no such weights" in api.log
 
 
 def test_start_names_every_faulty_variable(tmp_path: Path) -> None:
     settings = {"USER_ROWS": "none", "DEVICE": "tpu", "DRAIN_TIMEOUT": -1}
     with served_by_command(tmp_path / "log", MOCK_APP, start_timeout_s=None, **settings) as api:
-        assert api.process.wait(END_TIMEOUT_S) != 0
+        assert api.process.wait(TIMEOUT_S) != 0
         for variable in ("USER_ROWS='none'", "DEVICE='tpu'", "DRAIN_TIMEOUT='-1'"):
             assert variable in api.log
         assert "Traceback" not in api.log
@@ -178,7 +182,7 @@ def test_start_names_a_taken_port_and_a_missing_model_together(tmp_path: Path) -
         port = holder.getsockname()[1]
         settings = {"SERVICE_PORT": port, "MODEL": "/nowhere/at/all"}
         with served(tmp_path / "log", start_timeout_s=None, **settings) as api:
-            assert api.process.wait(END_TIMEOUT_S) != 0
+            assert api.process.wait(TIMEOUT_S) != 0
             assert f"SERVICE_PORT={port} cannot be bound" in api.log
             assert "/nowhere/at/all" in api.log
             assert "Traceback" not in api.log

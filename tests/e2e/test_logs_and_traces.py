@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from inference_api.settings import Settings
 from inference_api.watch.telemetry import faults
 from lab.kit import servers
-from lab.kit.servers import MOCK_APP, ServedApi, eventually
+from lab.kit.servers import MOCK_APP, TIMEOUT_S, ServedApi, eventually
 from tests.forked import served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
@@ -106,7 +106,9 @@ def proxy(tmp_path_factory: pytest.TempPathFactory, api: ServedApi) -> Iterator[
 def ask(proxy: ProxyProcess, path: str = "/inference", **headers: str) -> str:
     """Send one request through the proxy; the id it was given."""
     body = {"text": "hello", "max_tokens": 4}
-    response = requests.post(proxy.url + path, json=body, headers=bearer() | headers, timeout=60)
+    response = requests.post(
+        proxy.url + path, json=body, headers=bearer() | headers, timeout=TIMEOUT_S
+    )
     assert response.content
     return response.headers["X-Request-Id"]
 
@@ -200,7 +202,7 @@ def test_asking_for_traces_without_the_extra_stops_the_start(tmp_path: Path) -> 
     }
     log_path = tmp_path / "log"
     with servers.served(log_path, MOCK_APP, start_timeout_s=None, **settings) as api:
-        assert api.process.wait(60) != 0
+        assert api.process.wait(TIMEOUT_S) != 0
         assert "pip install -r requirements-otel.txt" in api.log
         assert "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318" in api.log
 

@@ -14,11 +14,9 @@ from pathlib import Path
 import psutil
 import requests
 
-from lab.kit.servers import ROOT, environment, eventually
+from lab.kit.servers import ROOT, TIMEOUT_S, environment, eventually
 from tests.ports import free_ports
 
-START_TIMEOUT_S = 240
-END_TIMEOUT_S = 60
 SCRIPT = (sys.executable, "scripts/serve.py")
 
 
@@ -58,11 +56,11 @@ def started(
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     stack = Stack(process, log_path, ports)
-    eventually(stack.curl_line, START_TIMEOUT_S)
+    eventually(stack.curl_line)
     yield stack
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-        process.wait(END_TIMEOUT_S)
+        process.wait(TIMEOUT_S)
 
 
 def assert_curl_line_streams(stack: Stack) -> None:
@@ -70,7 +68,7 @@ def assert_curl_line_streams(stack: Stack) -> None:
     line = stack.curl_line()
     assert line is not None
     finished = subprocess.run(
-        ["sh", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=60, check=True
+        ["sh", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
     assert "Paris" in finished.stdout
 
@@ -82,7 +80,7 @@ def test_one_word_serves_smollm2_with_its_heads(tmp_path: Path) -> None:
             f"{stack.proxy}/v1/chat/completions",
             json=body | {"max_tokens": 24, "temperature": 0},
             headers=stack.authorization(),
-            timeout=60,
+            timeout=TIMEOUT_S,
         ).json()
         assert "Docker" in answer["choices"][0]["message"]["content"]
         assert "Medusa heads of" in stack.log_path.read_text()
@@ -100,8 +98,8 @@ def test_killed_script_takes_both_processes_with_it(tmp_path: Path) -> None:
         assert "Dashboard: http://127.0.0.3:" in printed
         servers = psutil.Process(stack.process.pid).children(recursive=True)
         stack.process.kill()
-        stack.process.wait(END_TIMEOUT_S)
-        gone, alive = psutil.wait_procs(servers, END_TIMEOUT_S)
+        stack.process.wait(TIMEOUT_S)
+        gone, alive = psutil.wait_procs(servers, TIMEOUT_S)
         for server in alive:
             server.kill()
         assert (len(gone), alive) == (4, [])  # two arbiters, each with its worker

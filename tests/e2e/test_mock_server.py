@@ -10,7 +10,7 @@ from threading import Event
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes
+from lab.kit.servers import MOCK_APP, TIMEOUT_S, ServedApi, eventually, post_bytes
 from tests.forked import served
 
 PARIS = {
@@ -49,7 +49,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
 def test_every_token_arrives_while_the_next_is_still_to_come(
     held_api: ServedApi, release_file: Path
 ) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", held_api.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", held_api.port, timeout=TIMEOUT_S)
     body = json.dumps({"text": "token by token", "max_tokens": 14})
     connection.request("POST", "/inference", body, {"Content-Type": "application/json"})
     response = connection.getresponse()
@@ -75,7 +75,7 @@ def test_headers_of_a_stream(api: ServedApi) -> None:
         f"{api.url}/inference",
         json={"text": "x", "session_id": "mine"},
         headers={"X-Request-Id": "abc-1"},
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     assert response.headers["X-Session-Id"] == "mine"
     assert response.headers["X-Request-Id"] == "abc-1"
@@ -139,7 +139,7 @@ def test_health_answers_while_every_row_and_queue_place_is_taken(narrow_api: Ser
     with narrow_api.open_stream(text="a" * 2000, max_tokens=2000):
         waiting = narrow_api.send_raw(post_bytes("/inference", b'{"text": "b"}'))
         eventually(lambda: narrow_api.state()["queued"] == 1)
-        assert requests.get(f"{narrow_api.url}/health", timeout=60).text == "OK"
+        assert requests.get(f"{narrow_api.url}/health", timeout=TIMEOUT_S).text == "OK"
         waiting.close()
 
 

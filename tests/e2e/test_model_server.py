@@ -8,7 +8,7 @@ import psutil
 import pytest
 import requests
 
-from lab.kit.servers import ServedApi, eventually
+from lab.kit.servers import TIMEOUT_S, ServedApi, eventually
 from tests.e2e.browser.pages import busy
 from tests.e2e.test_mock_server import AUSTIN, NUMBER, PARIS
 
@@ -105,7 +105,7 @@ def test_32_seeded_streams_at_once_say_what_each_says_alone(api: ServedApi) -> N
 def test_health_answers_while_32_streams_run(api: ServedApi) -> None:
     with busy(api, 32):
         assert api.state()["busy_rows"] == 32
-        assert requests.get(f"{api.url}/health", timeout=60).text == "OK"
+        assert requests.get(f"{api.url}/health", timeout=TIMEOUT_S).text == "OK"
 
 
 def test_soak_leaves_nothing_behind(api: ServedApi) -> None:

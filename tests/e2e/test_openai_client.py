@@ -8,7 +8,7 @@ import openai
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes
+from lab.kit.servers import MOCK_APP, TIMEOUT_S, ServedApi, eventually, post_bytes
 from tests.forked import served
 
 MODEL = "hearth-tiny"
@@ -71,7 +71,7 @@ def test_streamed_chat_ends_with_finish_usage_and_done(
     assert usage.usage is not None
     assert usage.usage.completion_tokens == 5
     body = {"model": MODEL, "messages": HELLO, "stream": True}
-    raw = requests.post(f"{api.url}/v1/chat/completions", json=body, timeout=60)
+    raw = requests.post(f"{api.url}/v1/chat/completions", json=body, timeout=TIMEOUT_S)
     assert raw.headers["Content-Type"].startswith("text/event-stream")
     assert raw.text.endswith("data: [DONE]\n\n")
 
@@ -83,7 +83,9 @@ def test_usage_comes_in_every_chunk_on_request(api: ServedApi) -> None:
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
-    lines = requests.post(f"{api.url}/v1/completions", json=body, timeout=60).text.split("\n\n")
+    lines = requests.post(f"{api.url}/v1/completions", json=body, timeout=TIMEOUT_S).text.split(
+        "\n\n"
+    )
     counts = [line.count('"completion_tokens":') for line in lines if "choices" in line]
     assert counts == [1] * len(counts)
 
@@ -239,7 +241,7 @@ def test_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 
 def test_token_ids_beyond_the_vocabulary_are_refused(api: ServedApi) -> None:
     body = {"model": MODEL, "prompt": [1, 257]}
-    response = requests.post(f"{api.url}/v1/completions", json=body, timeout=60)
+    response = requests.post(f"{api.url}/v1/completions", json=body, timeout=TIMEOUT_S)
     assert response.status_code == 400
     assert "Token id 257" in response.json()["message"]
     assert api.state()["status"] == "ready"

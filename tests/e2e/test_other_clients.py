@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from lab.kit.servers import ROOT, ServedApi
+from lab.kit.servers import ROOT, TIMEOUT_S, ServedApi
 
 RECORDED = json.loads((ROOT / "tests" / "data" / "openai_clients.json").read_text())
 
@@ -26,7 +26,7 @@ def test_recorded_bodies_are_answered(api: ServedApi, sent: dict[str, Any]) -> N
 
 
 def test_remote_tokenizer_of_lm_eval_finds_what_it_needs(api: ServedApi) -> None:
-    info = requests.get(f"{api.url}/tokenizer_info", timeout=60).json()
+    info = requests.get(f"{api.url}/tokenizer_info", timeout=TIMEOUT_S).json()
     assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
     assert "add_generation_prompt" in info["chat_template"]
     (end_id,) = api.post("/tokenize", prompt="</s>", add_special_tokens=False).json()["tokens"]
@@ -36,9 +36,9 @@ def test_remote_tokenizer_of_lm_eval_finds_what_it_needs(api: ServedApi) -> None
 
 
 def test_vllms_routes_for_probes_are_at_the_root(api: ServedApi) -> None:
-    assert list(requests.get(f"{api.url}/version", timeout=60).json()) == ["version"]
+    assert list(requests.get(f"{api.url}/version", timeout=TIMEOUT_S).json()) == ["version"]
     for verb in ("GET", "POST"):
-        assert requests.request(verb, f"{api.url}/ping", timeout=60).text == "OK"
+        assert requests.request(verb, f"{api.url}/ping", timeout=TIMEOUT_S).text == "OK"
 
 
 def test_aliases_have_the_falcon_servers_bounds_and_other_names_are_greedy_at_0(

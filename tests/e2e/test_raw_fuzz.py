@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from lab.kit.servers import ServedApi, eventually
+from lab.kit.servers import TIMEOUT_S, ServedApi, eventually
 from tests.e2e.raw_requests import (
     Route,
     broken_at_random,
@@ -79,13 +79,13 @@ def check_answers(doors: Doors, door: str, raw_requests: Iterable[bytes], ends: 
     assert not faults, "\n".join(faults[:10])
     eventually(doors.api.is_idle)
     assert doors.api.state()["status"] == "ready"
-    assert requests.get(f"{doors.proxy.url}/health", timeout=60).ok
+    assert requests.get(f"{doors.proxy.url}/health", timeout=TIMEOUT_S).ok
     assert "Traceback" not in doors.api.log
     assert "Traceback" not in doors.proxy.log()
 
 
 def routes_of_api(doors: Doors) -> list[Route]:
-    return routes_of(requests.get(f"{doors.api.url}/openapi.json", timeout=60).json())
+    return routes_of(requests.get(f"{doors.api.url}/openapi.json", timeout=TIMEOUT_S).json())
 
 
 def test_no_value_in_any_field_is_answered_with_500(doors: Doors) -> None:

@@ -9,7 +9,7 @@ import pytest
 import requests
 from pydantic import BaseModel, Field
 
-from lab.kit.servers import ServedApi
+from lab.kit.servers import TIMEOUT_S, ServedApi
 from tests.e2e.test_tools import MODEL, SCHEMAS, check_arguments
 
 TOOLS: list[Any] = [
@@ -55,7 +55,7 @@ def events_of(raw: bytes) -> list[dict[str, Any]]:
 def broken_events(api: ServedApi, path: str, **asked: Any) -> list[dict[str, Any]]:
     """Of a stream that breaks off."""
     pieces = []
-    with requests.post(f"{api.url}{path}", json=asked, stream=True, timeout=60) as response:
+    with requests.post(f"{api.url}{path}", json=asked, stream=True, timeout=TIMEOUT_S) as response:
         coming = response.iter_content(None)
         with suppress(requests.exceptions.ChunkedEncodingError):
             while True:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ROOT, ServedApi
+from lab.kit.servers import MOCK_APP, ROOT, TIMEOUT_S, ServedApi
 from tests.forked import served
 
 CONFIG = ROOT / "tests" / "e2e" / "schemathesis.toml"
@@ -56,7 +56,7 @@ def test_every_answer_is_described(tmp_path: Path) -> None:
             check=False,
         )
         assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
-        paths = requests.get(f"{api.url}/openapi.json", timeout=60).json()["paths"]
+        paths = requests.get(f"{api.url}/openapi.json", timeout=TIMEOUT_S).json()["paths"]
         num_operations = sum(len(verbs) for verbs in paths.values())
         # All but /openapi.json itself.
         assert f"Tested: {num_operations - 1}" in run.stdout
@@ -67,7 +67,7 @@ def test_every_answer_is_described(tmp_path: Path) -> None:
 def put_something_in_place(api: ServedApi) -> None:
     """The names that the configuration has: else most answers would be 404."""
     system = json.loads(SYSTEM.read_text())["input"]
-    assert requests.put(f"{api.url}/state", json=system, timeout=60).status_code == 200
+    assert requests.put(f"{api.url}/state", json=system, timeout=TIMEOUT_S).status_code == 200
     told = {"number_of_nodes": 2, "max_weightings": [1.0, 1.0], "performance_metric": 1.0}
     for session_id in ("first", "second"):
         response = api.post("/weights_update", session_id=session_id, weights=[0.5, 0.5], **told)

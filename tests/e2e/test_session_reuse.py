@@ -2,7 +2,7 @@
 
 import requests
 
-from lab.kit.servers import ServedApi
+from lab.kit.servers import TIMEOUT_S, ServedApi
 
 REUSES = 24
 SESSION_ID = "the-same"
@@ -25,5 +25,5 @@ def _ask(api: ServedApi, team: str, text: str) -> requests.Response:
     body = {"text": text, "session_id": SESSION_ID, "max_tokens": 400}
     headers = {"X-Team-Id": team}
     return requests.post(
-        f"{api.url}/inference", json=body, headers=headers, timeout=60, stream=True
+        f"{api.url}/inference", json=body, headers=headers, timeout=TIMEOUT_S, stream=True
     )

@@ -15,7 +15,7 @@ from threading import Event
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes
+from lab.kit.servers import MOCK_APP, TIMEOUT_S, ServedApi, eventually, post_bytes
 from tests.forked import served
 
 NUM_SOCKETS = 2000
@@ -307,7 +307,7 @@ def test_health_answers_while_every_thread_writes_to_a_client_that_does_not_read
         page = b"GET /openapi.json HTTP/1.1\r\nHost: test\r\n\r\n"
         for _ in range(1 + 1 + 16):
             sockets.enter_context(api.send_raw(page * 300))
-        eventually(lambda: is_silent(api, "/v1/models"), 60)
+        eventually(lambda: is_silent(api, "/v1/models"))
         assert answers_health(api)
 
 
@@ -320,7 +320,7 @@ def test_start_raises_the_limit_of_descriptors_as_far_as_it_may() -> None:
         "print(allowed(1000), limits(), allowed(4096), limits())"
     )
     shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
     assert shown.stdout == "1000 (1256, 2000) 1744 (2000, 2000)\n"
 
@@ -328,5 +328,5 @@ def test_start_raises_the_limit_of_descriptors_as_far_as_it_may() -> None:
 def test_tls_is_refused_at_the_start(tmp_path: Path) -> None:
     settings = {"GUNICORN_CMD_ARGS": "--certfile README.md --keyfile README.md"}
     with served(tmp_path / "log", MOCK_APP, start_timeout_s=None, **settings) as api:
-        eventually(lambda: api.process.poll() is not None, 60)
+        eventually(lambda: api.process.poll() is not None)
         assert "end TLS before it" in api.log

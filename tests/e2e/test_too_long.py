@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import requests
 
-from lab.kit.servers import ServedApi
+from lab.kit.servers import TIMEOUT_S, ServedApi
 from tests.proxy.support import bearer, running_proxy
 
 CONTEXT = 2048  # of the embedded model
@@ -38,7 +38,7 @@ def url(
 def refusal(url: str, path: str, text: str, **fields: Any) -> dict[str, Any]:
     field = PROMPT_FIELDS[path.removesuffix("/count_tokens")]
     fields[field] = [{"role": "user", "content": text}] if field == "messages" else text
-    answer = requests.post(url + path, json=fields, headers=bearer(), timeout=60)
+    answer = requests.post(url + path, json=fields, headers=bearer(), timeout=TIMEOUT_S)
     assert answer.status_code == 400, answer.text
     body: dict[str, Any] = answer.json()
     return body

@@ -12,7 +12,7 @@ import requests
 
 from inference_api.loading.hardware import available_memory_bytes
 from inference_api.settings import EMBEDDED_MODEL
-from lab.kit.servers import ServedApi, eventually
+from lab.kit.servers import TIMEOUT_S, ServedApi, eventually
 from lab.models.random_model import Shape, make_random_model
 from tests.forked import served
 
@@ -96,7 +96,7 @@ def test_a_prefix_is_reused_by_its_own_model_only(api: ServedApi) -> None:
 
 
 def test_both_are_listed_and_others_refused(api: ServedApi) -> None:
-    listed = requests.get(f"{api.url}/v1/models", timeout=60).json()["data"]
+    listed = requests.get(f"{api.url}/v1/models", timeout=TIMEOUT_S).json()["data"]
     assert [card["id"] for card in listed] == [TINY, RANDOM, "falcon40b"]
     refusal = api.post("/v1/completions", model="other", prompt="x")
     assert refusal.status_code == 404
@@ -152,7 +152,7 @@ def test_each_has_its_own_tokenizer_and_context(api: ServedApi) -> None:
 
 def test_metrics_state_and_log_say_which_model_served(api: ServedApi) -> None:
     def value(name: str, model: str) -> float:
-        lines = requests.get(f"{api.url}/metrics", timeout=60).text.splitlines()
+        lines = requests.get(f"{api.url}/metrics", timeout=TIMEOUT_S).text.splitlines()
         start = f'{name}{{model_name="{model}"}} '
         [number] = [line.removeprefix(start) for line in lines if line.startswith(start)]
         return float(number)
@@ -163,7 +163,7 @@ def test_metrics_state_and_log_say_which_model_served(api: ServedApi) -> None:
     assert value("inference_generated_tokens_total", TINY) == before[TINY]
     assert [value("inference_rows", model) for model in (TINY, RANDOM)] == [32, 4]
     eventually(lambda: "finish_reason=length model=random" in api.log)
-    state = requests.get(f"{api.url}/dashboard/state", timeout=60).json()
+    state = requests.get(f"{api.url}/dashboard/state", timeout=TIMEOUT_S).json()
     assert state["server"]["models"] == [TINY, RANDOM]
     assert len(state["rows"]) == 32 + 4
 
@@ -185,7 +185,7 @@ def test_models_that_do_not_fit_together_are_refused_before_any_is_loaded(
     fields: dict[str, Any] = {"MODELS": models, "USER_ROWS": 256, "MAX_SEQ_LEN": max_seq_len}
     fields["KV_CACHE_MEMORY"] = f"{available_bytes * 8 // 10 // 2**20}MiB"
     with served(tmp_path / "log", start_timeout_s=None, **fields) as api:
-        assert api.process.wait(60) != 0
+        assert api.process.wait(TIMEOUT_S) != 0
     assert "Memory: a 0." in api.log
     assert ", b 0." in api.log
     assert "in MODELS lower kv_cache_memory" in api.log

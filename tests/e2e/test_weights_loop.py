@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import requests
 
+from lab.kit.servers import TIMEOUT_S
 from tests.weights.test_e2e import running
 
 OPTIMUM = (0.9, 0.1)
@@ -29,10 +30,12 @@ def loop(url: str, seed: int) -> float:
     with requests.Session() as client:
         for number in range(ROUNDS):
             asked = {**common, "seed": seed * ROUNDS + number}
-            weights = client.post(f"{url}/weights_gen", json=asked, timeout=60).json()["weights"]
+            weights = client.post(f"{url}/weights_gen", json=asked, timeout=TIMEOUT_S).json()[
+                "weights"
+            ]
             error = dist(weights, OPTIMUM) ** 2
             told = {**common, "weights": weights, "performance_metric": 1 / max(error, EXACT)}
-            answer = client.post(f"{url}/weights_update", json=told, timeout=60)
+            answer = client.post(f"{url}/weights_update", json=told, timeout=TIMEOUT_S)
             assert answer.status_code == 200, answer.text
             best = answer.json()["best_weights"]
     return dist(best, OPTIMUM)

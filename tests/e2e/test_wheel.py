@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from inference_api.kernels.build import library_path, library_stem, units
 from inference_api.kernels.library import supported_variants
-from lab.kit.servers import ROOT
+from lab.kit.servers import ROOT, TIMEOUT_S
 from lab.models.gguf_file import make_gguf
 from lab.models.random_model import SHAPES, Shape, make_random_model
-from tests.e2e.test_make_serve import START_TIMEOUT_S, Stack, assert_curl_line_streams, started
+from tests.e2e.test_make_serve import Stack, assert_curl_line_streams, started
 from tests.inference_api.engine.quantised_models import make_mxfp4, make_quantised
 from tests.inference_api.engine.tiny_models import make_model
 from tests.inference_api.loading.gguf_copies import rewritten
@@ -47,7 +47,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     link_dependencies(packages)
     python: list[str | Path] = [sys.executable, "-m"]
     install = [*python, "pip", "--python", environment, "install", "--no-deps", "--no-compile"]
-    subprocess.run([*install, make_wheel(folder)], timeout=START_TIMEOUT_S, check=True)
+    subprocess.run([*install, make_wheel(folder)], timeout=TIMEOUT_S, check=True)
     return environment / "bin"
 
 
@@ -68,9 +68,7 @@ def make_wheel(folder: Path) -> Path:
     shutil.copy(library_path(), shipped)
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
     variables = dict(os.environ, HEARTH_KERNELS=str(shipped))
-    subprocess.run(
-        [*build, str(folder)], cwd=ROOT, timeout=START_TIMEOUT_S, check=True, env=variables
-    )
+    subprocess.run([*build, str(folder)], cwd=ROOT, timeout=TIMEOUT_S, check=True, env=variables)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -149,7 +147,7 @@ def stack(commands: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_it_serves_a_format(name: str, stack: Stack) -> None:
     body = {"model": name, "prompt": "Good", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     answer = requests.post(
-        f"{stack.proxy}/v1/completions", json=body, headers=stack.authorization(), timeout=60
+        f"{stack.proxy}/v1/completions", json=body, headers=stack.authorization(), timeout=TIMEOUT_S
     ).json()
     assert answer["usage"]["completion_tokens"] == 8, answer
 
@@ -157,5 +155,5 @@ def test_it_serves_a_format(name: str, stack: Stack) -> None:
 def test_there_is_no_torch(commands: Path) -> None:
     for module in ("torch", "transformers", "safetensors", "scipy"):
         command = [str(commands / "python"), "-c", f"import {module}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         assert f"No module named '{module}'" in done.stderr

@@ -16,8 +16,8 @@ import jwt
 import pytest
 import requests
 
-from lab.kit.servers import ROOT, ServedApi, eventually
-from tests.e2e.test_make_serve import END_TIMEOUT_S, Stack, assert_curl_line_streams, started
+from lab.kit.servers import ROOT, TIMEOUT_S, ServedApi, eventually
+from tests.e2e.test_make_serve import Stack, assert_curl_line_streams, started
 from tests.followed_pages import DOCS, Reader, blocks, served_by
 
 WISHES = DOCS / "wishes"
@@ -45,10 +45,10 @@ def stack(folder: Path) -> Iterator[Stack]:
 
 def interrupt_ends_both_processes(stack: Stack) -> None:
     os.kill(stack.process.pid, signal.SIGINT)
-    assert stack.process.wait(END_TIMEOUT_S) == 0
+    assert stack.process.wait(TIMEOUT_S) == 0
     for url in (stack.api, stack.proxy):
         with pytest.raises(requests.ConnectionError):
-            requests.get(url, timeout=60)
+            requests.get(url, timeout=TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,10 @@ def test_the_readme_is_followed(reader: Reader, stack: Stack, model_api: ServedA
     answer, token, plan = own.follow(ROOT / "README.md")
     assert "Paris is a city in France" in answer.replace("\n", " ")
     bearer = {"Authorization": f"Bearer {token.strip()}"}
-    assert requests.get(f"{stack.proxy}/v1/models", headers=bearer, timeout=60).status_code == 200
+    assert (
+        requests.get(f"{stack.proxy}/v1/models", headers=bearer, timeout=TIMEOUT_S).status_code
+        == 200
+    )
     assert plan.startswith("llama-3.1-8b in ")
 
 
@@ -120,7 +123,7 @@ def test_proxy_refuses_who_has_no_good_token(stack: Stack) -> None:
     forged = jwt.encode({"team_id": "x"}, "not the secret, but thirty-two bytes of text")
     for headers in ({}, {"Authorization": f"Bearer {forged}"}):
         response = requests.post(
-            f"{stack.proxy}/inference", json={"text": "hi"}, headers=headers, timeout=60
+            f"{stack.proxy}/inference", json={"text": "hi"}, headers=headers, timeout=TIMEOUT_S
         )
         assert response.status_code == 401
 
@@ -132,18 +135,20 @@ def test_client_that_leaves_through_the_proxy_frees_its_row(stack: Stack) -> Non
         json=body,
         headers=stack.authorization(),
         stream=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     stream.close()
 
     def is_idle() -> bool:
-        state = requests.get(f"{stack.api}/ready", timeout=60).json()
+        state = requests.get(f"{stack.api}/ready", timeout=TIMEOUT_S).json()
         return [state["busy_rows"], state["queued"], state["sessions"]] == [0, 0, 0]
 
     assert eventually(is_idle)
 
 
 def test_drain_is_not_for_clients_of_the_proxy(stack: Stack) -> None:
-    response = requests.post(f"{stack.proxy}/drain", headers=stack.authorization(), timeout=60)
+    response = requests.post(
+        f"{stack.proxy}/drain", headers=stack.authorization(), timeout=TIMEOUT_S
+    )
     assert response.status_code == 403
-    assert requests.get(f"{stack.api}/ready", timeout=60).json()["status"] == "ready"
+    assert requests.get(f"{stack.api}/ready", timeout=TIMEOUT_S).json()["status"] == "ready"

@@ -16,7 +16,7 @@ def started(app: Flask) -> Iterator[FlaskClient]:
     server = server_of(app)
     server.start()
     try:
-        eventually(lambda: server.backend.phase == "ready", timeout_s=120)
+        eventually(lambda: server.backend.phase == "ready")
         yield app.test_client()
     finally:
         server.stop()

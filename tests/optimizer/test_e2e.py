@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from lab.kit.servers import Process
+from lab.kit.servers import TIMEOUT_S, Process
 from tests.optimizer.support import server, system_data
-from tests.service import ROOT, TIMEOUT_S, kill_nine, running_service
+from tests.service import ROOT, kill_nine, running_service
 
 
 def running(

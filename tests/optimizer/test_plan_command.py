@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from lab.kit.servers import TIMEOUT_S
 from optimizer.plan import main
 
 DOCS = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
@@ -27,6 +28,7 @@ def ran(*arguments: str) -> Result:
 HEAVY = {"torch", "transformers", "matplotlib", "pandas", "flask", "gunicorn", "requests", "redis"}
 COUNT_IMPORTS = """
 import json, sys
+from lab.kit.servers import TIMEOUT_S
 from optimizer.plan import main
 try:
     main(sys.argv[1:])
@@ -43,7 +45,7 @@ def test_nothing_heavy_is_imported_that_the_answer_does_not_need(
     arguments: list[str], heavy: set[str]
 ) -> None:
     command = [sys.executable, "-c", COUNT_IMPORTS, *arguments]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
     assert heavy.isdisjoint(json.loads(told.stderr))
 
 

@@ -19,13 +19,13 @@ import jwt
 import psutil
 import requests
 
-from lab.kit.servers import Process, eventually, json_lines
+from lab.kit.servers import TIMEOUT_S, Process, eventually, json_lines
 from tests.forked import fork_server
 from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "a-secret-of-more-than-32-bytes-for-the-proxy-tests"
-DEADLINE_S = 60.0
+DEADLINE_S = TIMEOUT_S
 # With the end of the line before it: a head whose last value ends in 0 is no last chunk.
 LAST_CHUNK = b"\r\n0\r\n\r\n"
 
@@ -56,7 +56,7 @@ def receive(sock: socket.socket) -> bytes:
 
 def until(condition: Callable[[], object], what: str = "condition") -> None:
     """Wait for something another process does, with a deadline far beyond what it takes."""
-    eventually(condition, DEADLINE_S, what=what)
+    eventually(condition, what=what)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from lab.kit.servers import TIMEOUT_S
 from proxy.errors import StartupError
 from proxy.proxy import create_proxy
 from proxy.settings import Settings
@@ -391,7 +392,7 @@ def cluster(
 
 def served_by(proxy: ProxyProcess, wanted: Callable[[], object]) -> None:
     def is_served() -> bool:
-        requests.post(f"{proxy.url}/v1/completions", json={}, headers=bearer(), timeout=60)
+        requests.post(f"{proxy.url}/v1/completions", json={}, headers=bearer(), timeout=TIMEOUT_S)
         return bool(wanted())
 
     until(is_served)
@@ -401,7 +402,7 @@ def test_proxy_follows_a_service_and_sends_nothing_to_who_is_ending(
     cluster: tuple[KubernetesApi, ProxyProcess],
 ) -> None:
     api, proxy = cluster
-    refused = requests.get(f"{proxy.url}/v1/models", headers=bearer(), timeout=60)
+    refused = requests.get(f"{proxy.url}/v1/models", headers=bearer(), timeout=TIMEOUT_S)
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
     first, second = ScriptedUpstream(), ScriptedUpstream()
     has_begun, may_end = threading.Event(), threading.Event()
@@ -421,7 +422,7 @@ def test_proxy_follows_a_service_and_sends_nothing_to_who_is_ending(
     answers: list[str] = []
     stream = threading.Thread(
         target=lambda: answers.append(
-            requests.get(f"{proxy.url}/slow", headers=bearer(), timeout=60).text
+            requests.get(f"{proxy.url}/slow", headers=bearer(), timeout=TIMEOUT_S).text
         )
     )
     stream.start()
@@ -433,7 +434,7 @@ def test_proxy_follows_a_service_and_sends_nothing_to_who_is_ending(
     until(lambda: f"127.0.0.1:{first.port}" not in proxy.metric("/metrics"))
     num_before = len(first.requests)
     for _ in range(20):
-        requests.post(f"{proxy.url}/v1/completions", json={}, headers=bearer(), timeout=60)
+        requests.post(f"{proxy.url}/v1/completions", json={}, headers=bearer(), timeout=TIMEOUT_S)
     assert len(first.requests) == num_before
     may_end.set()
     stream.join(60)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from common import __version__
+from lab.kit.servers import TIMEOUT_S
 from scripts.hearth import COMMANDS, main
 
 SECRET = "the secret that serve has made in its directory"
@@ -56,7 +57,7 @@ def test_listing_the_commands_imports_none() -> None:
         "main(['--help'], standalone_mode=False);"
         "sys.exit(bool({each.module for each in COMMANDS.values()} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=TIMEOUT_S).returncode == 0
 
 
 @pytest.fixture

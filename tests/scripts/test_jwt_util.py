@@ -15,6 +15,7 @@ from unittest.mock import patch
 import jwt
 import pytest
 
+from lab.kit.servers import TIMEOUT_S
 from scripts import jwt_util
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "jwt_util.py"
@@ -72,7 +73,7 @@ def test_documented_command_prints_pyjwts_bytes(secret: str) -> None:
 @pytest.mark.slow
 def test_documented_token_is_this_very_string() -> None:
     command = [sys.executable, str(SCRIPT), "--secret", "test-secret-456", "encode", CLAIMS]
-    result = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env={}, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.rstrip() == (
         "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9."
@@ -86,7 +87,7 @@ def test_script_can_be_executed_directly() -> None:
     # By its first line, which asks for python3: here the one that runs the tests.
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     result = subprocess.run(
-        [SCRIPT, "--help"], env=environment, capture_output=True, text=True, timeout=60
+        [SCRIPT, "--help"], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert result.returncode == 0
     assert "generate-secret" in result.stdout
@@ -183,14 +184,14 @@ def test_a_python_without_pyjwt_is_left_for_that_of_the_clone(tmp_path: Path) ->
     script.parent.mkdir()
     script.write_bytes(SCRIPT.read_bytes())
     command = ["python3", "-I", "-S", str(script), "generate-secret"]  # -S: no site-packages
-    alone = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert (alone.returncode, alone.stdout) == (1, "")
     assert "make serve" in alone.stderr
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     installed = tmp_path / ".venv" / "bin" / "python"
     installed.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     installed.chmod(0o755)
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert len(result.stdout) == 65
 
 
@@ -202,6 +203,6 @@ def test_it_needs_only_pyjwt() -> None:
         "{'proxy', 'click', 'pydantic', 'requests', 'flask'})"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
     assert result.stdout == "set()\n"

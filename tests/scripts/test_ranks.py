@@ -31,7 +31,6 @@ with open(folder / "started", "a") as started:
 sys.exit(int(told.read_text()))
 """
 URL = "http://127.0.0.1:1"  # nobody is there
-END_TIMEOUT_S = 60
 
 
 class Group:
@@ -47,7 +46,7 @@ class Group:
             found = path.read_text().splitlines() if path.exists() else []
             return found if len(found) == count else []
 
-        found = map(json.loads, eventually(lines, END_TIMEOUT_S)[-2:])
+        found = map(json.loads, eventually(lines)[-2:])
         return sorted(found, key=lambda each: str(each["RANK"]))
 
     def end(self, rank: dict[str, Any], status: int) -> None:
@@ -97,7 +96,7 @@ def test_when_one_fails_all_end_and_start_again(make_group: MakeGroup, failing: 
         assert group.ranks.poll() is None
         return not any(psutil.pid_exists(int(each["pid"])) for each in before)
 
-    eventually(is_new, END_TIMEOUT_S)
+    eventually(is_new)
     after = group.started(4)
     assert [each["RANK"] for each in after] == ["0", "1"]
     assert group.ranks.poll() is None
@@ -110,7 +109,7 @@ def test_ranks_that_have_done_their_work_do_not_start_again(
     for each in group.started(2):
         assert group.ranks.poll() is None
         group.end(each, 0)
-    assert eventually(lambda: group.ranks.poll() == 0, END_TIMEOUT_S)
+    assert eventually(lambda: group.ranks.poll() == 0)
 
 
 def test_ranks_that_fail_again_and_again_are_given_up(
@@ -121,7 +120,7 @@ def test_ranks_that_fail_again_and_again_are_given_up(
     group.end(group.started(2)[0], 3)
     eventually(lambda: group.ranks.poll() is None and group.ranks._restarts_left == 0)
     group.end(group.started(4)[1], 5)
-    assert eventually(lambda: group.ranks.poll() == 5, END_TIMEOUT_S)
+    assert eventually(lambda: group.ranks.poll() == 5)
     group.ranks.terminate()
     group.ranks.wait()
 
@@ -167,10 +166,10 @@ def test_the_search_runs_beside_ranks_that_are_ready_and_may_end(
 
     assert not has_searched(0)
     is_ready.append(True)
-    eventually(lambda: has_searched(1), END_TIMEOUT_S)
+    eventually(lambda: has_searched(1))
     assert not has_searched(2)
     group.end(first, 1)
-    eventually(lambda: has_searched(2), END_TIMEOUT_S)
+    eventually(lambda: has_searched(2))
 
 
 def test_a_search_that_is_not_installed_is_named_before_the_start(

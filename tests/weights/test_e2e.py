@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from lab.kit.servers import Process
-from tests.service import ROOT, TIMEOUT_S, kill_nine, running_service
+from lab.kit.servers import TIMEOUT_S, Process
+from tests.service import ROOT, kill_nine, running_service
 from tests.weights.support import update
 
 

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from common.errors import StoreFailed
+from lab.kit.servers import TIMEOUT_S
 from tests.stores import place, start_writer
 from tests.weights.memory_store import MemoryStore
 from weights.errors import SessionMismatch
@@ -165,7 +166,7 @@ TELLER = """
 def test_no_update_of_eight_processes_is_lost(kind: str, request: pytest.FixtureRequest) -> None:
     where = place(kind, request)
     tellers = start_writer(TELLER, kind, where, PROCESSES, UPDATES)
-    tellers.communicate(timeout=100)
+    tellers.communicate(timeout=TIMEOUT_S)
     assert tellers.returncode == 0
     with closing(opener(kind, where)()) as store:
         session = store.find("s")

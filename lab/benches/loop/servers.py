@@ -22,8 +22,7 @@ from lab.benches.loop.proof import Cuts
 from lab.benches.table.models import TABLE_MODELS
 from lab.kit.servers import (
     ROOT,
-    START_TIMEOUT_S,
-    STOP_TIMEOUT_S,
+    TIMEOUT_S,
     environment,
     eventually,
     free_port,
@@ -145,8 +144,8 @@ def optimizer() -> Iterator[OptimizerApi]:
         return answers_ok(f"{url}/getModels")
 
     try:
-        eventually(answers, START_TIMEOUT_S)
+        eventually(answers)
         yield OptimizerApi(url)
     finally:
         process.terminate()
-        process.wait(STOP_TIMEOUT_S)
+        process.wait(TIMEOUT_S)

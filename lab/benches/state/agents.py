@@ -36,7 +36,7 @@ from inference_api.loading.checkpoint import load_config
 from lab.benches.state.conversation import TOOLS, Message, Sizes, opening, turn
 from lab.benches.state.memory import QUANTIZATION, cache_for
 from lab.kit.completions import NotAnswered, streamed
-from lab.kit.servers import STOP_TIMEOUT_S, ServedApi, exit_on_sigterm, served
+from lab.kit.servers import TIMEOUT_S, ServedApi, exit_on_sigterm, served
 from lab.peers.install import LLAMA_CPP, NotInstalled, install
 from lab.peers.llama_server import llama_server
 from scripts.fetch_smollm2 import fetch_smollm2
@@ -141,7 +141,7 @@ def main() -> None:
             servers.append(Server(name, port, agents, Agent("alone", sizes)))
         play(servers, given.turns)
         with_disk.process.terminate()
-        with_disk.process.wait(STOP_TIMEOUT_S)
+        with_disk.process.wait(TIMEOUT_S)
         servers[len(SHARES)].go_on(stack.enter_context(start()).port)
     print(f"{turns_table(servers, given.turns)}\n\n{servers_table(servers)}")
 

@@ -18,6 +18,7 @@ from benchmarking.errors import OptimizerUnusable
 from benchmarking.records import Workload
 from lab.benches.loop.figures import MAX_ITL_ERROR, MAX_TTFT_ERROR
 from lab.kit.questions import max_rate, request_shape
+from lab.kit.servers import TIMEOUT_S
 from tests.benchmarking.analysis.test_search import drive
 from tests.benchmarking.made_runs import made_record, made_run
 from tests.benchmarking.simulated_loop import BENT, SERVER, fitted_in_open_loop, saturated
@@ -94,7 +95,7 @@ def test_posted_data_and_the_same_parameters_give_the_same_answer(
     by_parameters = optimizer.analyze(perf, (64, 64), 20.0)
     named = {"model": "m", "acc": "cpu", "avgInTokens": 64, "avgOutTokens": 64}
     said = requests.post(
-        f"{optimizer_url}/analyze", json={**named, "arrivalRate": 1200}, timeout=60
+        f"{optimizer_url}/analyze", json={**named, "arrivalRate": 1200}, timeout=TIMEOUT_S
     )
     answer = said.json()
     assert prediction_of(answer, answer["maxRate"]) == by_parameters

@@ -24,7 +24,7 @@ from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import RowResult, read_rows
 from benchmarking.run_files import read_run
 from lab.kit.scripted_server import Script, Stall, scripted
-from lab.kit.servers import ROOT, eventually, free_port
+from lab.kit.servers import ROOT, TIMEOUT_S, eventually, free_port
 from tests.benchmarking.rows.test_config import HEADER
 
 pytestmark = pytest.mark.usefixtures("forked_loads")
@@ -363,7 +363,7 @@ def test_ctrl_c_writes_what_was_measured(tmp_path: Path, signum: signal.Signals)
         )
         eventually(lambda: any(request["model"] == "slow" for request in server.requests))
         process.send_signal(signum)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     assert "stopping: what was measured is being written" in output
     run = run_of(tmp_path)
@@ -391,7 +391,7 @@ def test_a_terminal_shows_how_far_a_run_is_and_the_figures_so_far(tmp_path: Path
             while True:
                 pieces.append(os.read(terminal, 65536))
         os.close(terminal)
-        assert process.wait(60) == 0
+        assert process.wait(TIMEOUT_S) == 0
     shown = b"".join(pieces).decode()
     assert "| 1/2 [" in shown  # rows
     figures = r"(.+?)/s, 1 running, 0 failed, (.+?) tokens/s, TTFT (.+?) ms, ITL (.+?) ms, m "

@@ -9,8 +9,9 @@ from threading import Event
 import pytest
 
 from common.connections.disconnects import DisconnectWatcher
+from lab.kit.servers import TIMEOUT_S
 
-SOON_S = 10.0
+SOON_S = TIMEOUT_S
 BRIEFLY_S = 0.1
 
 

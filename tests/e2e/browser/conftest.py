@@ -13,7 +13,7 @@ from tests.e2e.browser.pages import ARGUMENTS, CHROMIUM, TIMEOUT_MS, opened
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=ARGUMENTS, timeout=4 * TIMEOUT_MS
+            executable_path=CHROMIUM, args=ARGUMENTS, timeout=TIMEOUT_MS
         )
         yield browser
         browser.close()

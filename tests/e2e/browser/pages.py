@@ -15,7 +15,7 @@ import requests
 from axe_playwright_python.base import AXE_SCRIPT, AxeResults
 from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect
 
-from lab.kit.servers import ServedApi, eventually
+from lab.kit.servers import TIMEOUT_S, ServedApi, eventually
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [
@@ -39,7 +39,7 @@ LOOKS: tuple[tuple[ViewportSize, Scheme], ...] = ((NARROW, "dark"), (WIDE, "ligh
 AXE_OPTIONS = {"runOnly": RULES, "resultTypes": ["violations"]}
 RUN_AXE = "([of, options]) => axe.run(of, options).then(({violations}) => ({violations}))"
 BLANK = "about:blank"
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 1000 * TIMEOUT_S
 
 expect.set_options(timeout=TIMEOUT_MS)
 
@@ -122,7 +122,7 @@ def busy(api: ServedApi, num_rows: int) -> Iterator[None]:
         }
         who = {"X-Team-Id": TEAMS[row % 4], "X-Request-Id": f"request-{row}"}
         return requests.post(
-            f"{api.url}/v1/completions", json=body, headers=who, stream=True, timeout=60
+            f"{api.url}/v1/completions", json=body, headers=who, stream=True, timeout=TIMEOUT_S
         )
 
     with ExitStack() as stack, ThreadPoolExecutor(num_rows) as pool:

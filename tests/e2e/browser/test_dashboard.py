@@ -12,12 +12,11 @@ import pytest
 import requests
 from playwright.sync_api import Browser, FloatRect, Page, Route, expect
 
-from lab.kit.servers import ServedApi, eventually
+from lab.kit.servers import TIMEOUT_S, ServedApi, eventually
 from tests.e2e.browser.pages import TEAMS, answer_of, ask, busy, opened, show, solve_example
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "inference_api" / "watch" / "dashboard" / "example_system.json"
-TIMEOUT_S = 60
 # Down to the rows and the conversation: what a page of the documentation has room for.
 FIRST_SCREEN: FloatRect = {"x": 0, "y": 0, "width": 1280, "height": 890}
 
@@ -72,7 +71,9 @@ def test_the_last_requests_come_by_themselves_in_the_order_asked_for(
     for number, repeats in enumerate((9, 3, 6)):
         headers = {"X-Team-Id": "research", "X-Request-Id": f"ordered-{number}"}
         body = {"model": "hearth-tiny", "prompt": "word " * repeats, "max_tokens": 3}
-        answer = requests.post(f"{api.url}/v1/completions", json=body, headers=headers, timeout=60)
+        answer = requests.post(
+            f"{api.url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT_S
+        )
         assert answer.status_code == 200
     expect(lines.first).to_contain_text("ordered-2")
     expect(lines.first).to_contain_text("research")
@@ -85,7 +86,9 @@ def test_the_last_requests_come_by_themselves_in_the_order_asked_for(
     assert prompts == sorted(prompts, reverse=True)
     body = {"model": "hearth-tiny", "prompt": "x " * 4000, "max_tokens": 3}
     headers = {"X-Request-Id": "too-long"}
-    refused = requests.post(f"{api.url}/v1/completions", json=body, headers=headers, timeout=60)
+    refused = requests.post(
+        f"{api.url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT_S
+    )
     assert refused.status_code == 400
     expect(lines.filter(has_text="too-long")).to_contain_text("context_length_exceeded")
 
@@ -152,7 +155,7 @@ def test_an_edited_load_is_solved_again(api: ServedApi, page: Page) -> None:
     expect(page.locator("#optimizer-status")).to_contain_text("Solved: ")
     expect(allocation).not_to_have_text(before)
     expect(rate).to_be_focused()
-    state = requests.get(f"{api.url}/state", timeout=60).json()["system"]
+    state = requests.get(f"{api.url}/state", timeout=TIMEOUT_S).json()["system"]
     (server,) = [
         each for each in state["serverData"]["servers"] if each["name"] == "Premium-llama_70b"
     ]
@@ -185,7 +188,7 @@ def test_a_solve_with_other_flags_and_its_reasons(page: Page) -> None:
 
 def test_utilisation_and_power_are_there_after_a_reload(api: ServedApi, page: Page) -> None:
     system = json.loads(EXAMPLE.read_text())
-    solved = requests.post(f"{api.url}/optimizeOne", json=system, timeout=60).json()
+    solved = requests.post(f"{api.url}/optimizeOne", json=system, timeout=TIMEOUT_S).json()
     page.reload()
     show(page, "optimizer")
     for name, details in solved["details"].items():
@@ -203,7 +206,7 @@ def test_why_names_the_cards_that_ran_out(api: ServedApi, page: Page) -> None:
         {"type": "A100", "count": 24}, {"type": "G2", "count": 12},
     ]  # fmt: skip
     try:
-        solved = requests.post(f"{api.url}/optimizeOne", json=scarce, timeout=60).json()
+        solved = requests.post(f"{api.url}/optimizeOne", json=scarce, timeout=TIMEOUT_S).json()
         cheap = [name for name, a in solved["allocations"].items() if a["accelerator"] == "G2"]
         assert cheap
         assert "Standard-granite_13b" not in cheap
@@ -216,7 +219,7 @@ def test_why_names_the_cards_that_ran_out(api: ServedApi, page: Page) -> None:
         expect(told).to_contain_text("¢/h")
         expect(page.locator(".whys dd").first).to_contain_text("G2 would cost ")
     finally:
-        requests.post(f"{api.url}/optimizeOne", json=system, timeout=60)
+        requests.post(f"{api.url}/optimizeOne", json=system, timeout=TIMEOUT_S)
 
 
 def test_a_missed_service_level_is_said_in_words(page: Page) -> None:
@@ -241,7 +244,7 @@ def test_a_search_appears_and_moves_on(api: ServedApi, page: Page) -> None:
     page.get_by_role("link", name="two machines 2 nodes, 3 trials").click()
     detail = page.locator("section[aria-labelledby=session-title]")
     expect(detail).to_contain_text("Best single trial14maximized")
-    best = requests.get(f"{api.url}/weights/sessions/two machines", timeout=60).json()
+    best = requests.get(f"{api.url}/weights/sessions/two machines", timeout=TIMEOUT_S).json()
     share = round(100 * best["noise_aware_best"]["weights"][0])
     expect(detail.locator(".nodes tbody tr").first).to_contain_text(f"{share} %")
     chart = detail.get_by_role("img", name="3 trials, values from 10 to 14, best so far 14")

@@ -12,7 +12,7 @@ import pytest
 import requests
 from playwright.sync_api import Browser, Page, Route, expect
 
-from lab.kit.servers import ServedApi, eventually
+from lab.kit.servers import TIMEOUT_S, ServedApi, eventually
 from tests.e2e.browser.pages import NARROW, answer_of, ask, check_accessibility, opened, tab_to
 
 EXAMPLES = {  # of the embedded model: what its answers are about
@@ -261,15 +261,19 @@ def test_a_conversation_copies_as_curl_and_as_python_that_work(api: ServedApi, p
     words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
     assert words[:3] == ["curl", "-N", f"{api.url}/v1/chat/completions"]
     body = json.loads(words[words.index("-d") + 1])
-    assert requests.post(words[2], json=body, timeout=60).text.endswith("data: [DONE]\n\n")
+    assert requests.post(words[2], json=body, timeout=TIMEOUT_S).text.endswith("data: [DONE]\n\n")
     assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user"]
     assert body["messages"][2]["content"] == prompt.input_value()
-    told = requests.post(words[2], json={**body, "stream": False}, timeout=60).json()
+    told = requests.post(words[2], json={**body, "stream": False}, timeout=TIMEOUT_S).json()
     page.get_by_role("button", name="Copy as Python").click()
     expect(page.locator("#playground-python")).to_have_text("Copied")
     script = page.evaluate("navigator.clipboard.readText()")
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert ran.stderr == ""
     assert ran.stdout == told["choices"][0]["message"]["content"]

@@ -15,7 +15,7 @@ import pytest
 import requests
 from playwright.sync_api import Browser, Page, expect
 
-from lab.kit.servers import MOCK_APP, ServedApi
+from lab.kit.servers import MOCK_APP, TIMEOUT_S, ServedApi
 from tests.e2e.browser.pages import answer_of, ask, check_accessibility, opened, show
 from tests.forked import served
 from tests.ports import free_port
@@ -100,7 +100,7 @@ def test_page_of_another_origin_changes_and_reads_nothing(
     api: ServedApi, browser: Browser, unlisted: str
 ) -> None:
     capacity = {"type": "A100", "count": 7}
-    requests.post(f"{api.url}/setCapacity", json=capacity, timeout=60).raise_for_status()
+    requests.post(f"{api.url}/setCapacity", json=capacity, timeout=TIMEOUT_S).raise_for_status()
     with visiting(browser, unlisted) as page:
 
         def silently(path: str, method: str = "POST", body: str | None = "{}") -> None:
@@ -121,7 +121,7 @@ def test_page_of_another_origin_changes_and_reads_nothing(
         page.goto(f"{api.url}/removeCapacity/A100")  # as by a link
         expect(page.locator("body")).to_contain_text("origin_not_allowed")
     assert api.state()["status"] == "ready"
-    kept = requests.get(f"{api.url}/getCapacity/A100", timeout=60)
+    kept = requests.get(f"{api.url}/getCapacity/A100", timeout=TIMEOUT_S)
     assert kept.json() == capacity
 
 
@@ -201,7 +201,7 @@ def test_operators_cookie_serves_no_page_but_the_proxys(
         return {line["method"] for line in lines if "only pages of this proxy" in str(line)}
 
     until(lambda: refused() == {"GET", "POST"}, "their audit lines")
-    kept = requests.get(f"{api.url}/getCapacity/H100", timeout=60).json()
+    kept = requests.get(f"{api.url}/getCapacity/H100", timeout=TIMEOUT_S).json()
     assert kept == {"type": "H100", "count": 3}
 
 
@@ -223,7 +223,7 @@ def test_cookie_changes_something_only_with_proof_of_an_own_page(
     sent = {name: value.replace("OWN", proxy.url) for name, value in headers.items()}
     sent["Cookie"] = f"a=b; hearth_token={make_token(role='operator')}"
     body = {"type": "L4", "count": 1}
-    reply = requests.post(f"{proxy.url}/setCapacity", json=body, headers=sent, timeout=60)
+    reply = requests.post(f"{proxy.url}/setCapacity", json=body, headers=sent, timeout=TIMEOUT_S)
     assert reply.status_code == status
 
 
@@ -243,7 +243,7 @@ def test_login_takes_a_short_form_only(
 ) -> None:
     headers = {"Content-Type": content_type, "Origin": proxy.url}
     url = f"{proxy.url}/login"
-    reply = requests.post(url, data=body.encode("latin-1"), headers=headers, timeout=60)
+    reply = requests.post(url, data=body.encode("latin-1"), headers=headers, timeout=TIMEOUT_S)
     assert reply.status_code == status
     assert "Set-Cookie" not in reply.headers
 
@@ -257,7 +257,7 @@ def test_login_of_another_page_is_refused_and_a_cookie_ends_with_its_token(
             data={"token": make_token(**claims)},
             headers={"Origin": origin},
             allow_redirects=False,
-            timeout=60,
+            timeout=TIMEOUT_S,
         )
 
     assert log_in_from("http://evil.example").status_code == 403
@@ -272,6 +272,11 @@ def test_login_of_another_page_is_refused_and_a_cookie_ends_with_its_token(
 
 def test_programs_without_a_token_get_401_and_not_the_login(proxy: ProxyProcess) -> None:
     for headers in ({}, {"Accept": "*/*"}, {"Accept": "text/html", "Authorization": "Bearer x"}):
-        reply = requests.get(f"{proxy.url}/", headers=headers, allow_redirects=False, timeout=60)
+        reply = requests.get(
+            f"{proxy.url}/", headers=headers, allow_redirects=False, timeout=TIMEOUT_S
+        )
         assert reply.status_code == 401
-    assert requests.get(f"{proxy.url}/v1/models", headers=bearer(), timeout=60).status_code == 200
+    assert (
+        requests.get(f"{proxy.url}/v1/models", headers=bearer(), timeout=TIMEOUT_S).status_code
+        == 200
+    )

@@ -22,6 +22,7 @@ from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder
 from inference_api.runner import HeadGuesses, place_own_pages
 from inference_api.settings import EMBEDDED_MODEL
+from lab.kit.servers import TIMEOUT_S
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.steps import decode, prefill
@@ -219,7 +220,7 @@ def test_loading_beside_steps_of_another_runner_changes_no_bit(
 
 def test_memory_does_not_grow_with_loading_again_and_again(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEASURE, str(EMBEDDED_MODEL), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     measured = json.loads(done.stdout)
     loaded, unloaded = zip(*measured["seen"][16:], strict=True)  # what stays is there by then
     for seen in (unloaded, loaded):

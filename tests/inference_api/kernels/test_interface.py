@@ -7,6 +7,7 @@ import pytest
 
 from inference_api.kernels.build import SOURCES, find_compiler
 from inference_api.kernels.interface import declarations, ffi
+from lab.kit.servers import TIMEOUT_S
 
 HEADER = (SOURCES / "interface.h").read_text()
 
@@ -33,7 +34,7 @@ def faults(header: str, folder: Path) -> list[str]:
     program = folder / "layout.cpp"
     program.write_text("\n".join(["#include <cstddef>", '#include "interface.h"', *checks, ""]))
     command = [*find_compiler(), "-std=c++17", "-fsyntax-only", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     return [line for line in done.stderr.splitlines() if "error:" in line]
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from inference_api.kernels.packing import BITS
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.memory import weights_size
+from lab.kit.servers import TIMEOUT_S
 from lab.models.random_model import SHAPES, make_random_model
 
 SHARDS = 4
@@ -61,7 +62,7 @@ def test_the_peak_is_little_more_than_the_weights_and_one_shard(
     folder: Path, quantization: str
 ) -> None:
     command: Sequence[str] = [sys.executable, "-c", MEASURE, str(folder), quantization]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     quantised = weights_size(load_config(folder), "bfloat16", BITS[quantization])
     shard = max(file.stat().st_size for file in folder.glob("*.safetensors"))
     assert quantised < int(done.stdout) < PEAK_OF_QUANTISED * quantised + shard

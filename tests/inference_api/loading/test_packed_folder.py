@@ -25,6 +25,7 @@ from inference_api.loading.packing.files import PackedModel, read_packed
 from inference_api.loading.packing.folder import PackedFolder
 from inference_api.loading.packing.layout import CHECKSUMS_FROM, UnusablePackedFile
 from inference_api.loading.weights import Packing, Parameters, load_parameters
+from lab.kit.servers import TIMEOUT_S
 from tests.inference_api.conftest import Tiny
 
 PACKING = Packing(Kernels(1), 8)
@@ -410,7 +411,7 @@ def line_of(process: "subprocess.Popen[str]") -> str:
 
 def test_full_disk_is_named_and_nothing_is_left(source: Path, target: Path) -> None:
     process = started(PACK_WITHOUT_ROOM, source, target)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
     size = model_in(source).layout.file_bytes
     assert "m cannot be packed in" in output
@@ -425,7 +426,7 @@ def test_process_killed_while_packing_leaves_what_the_next_one_removes(
     process = started(PACK_SLOWLY, source, target)
     assert line_of(process) == "packing"
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=TIMEOUT_S)
     [leftover] = target.glob("*.draft")
     model, folder = model_in(source), PackedFolder(target)
     assert not folder.has(model)
@@ -439,7 +440,10 @@ def test_two_processes_pack_a_model_once(source: Path, target: Path) -> None:
     assert line_of(first) == "packing"
     second = started(PACK_BESIDE, source, target)
     assert line_of(second) == "waiting"
-    outputs = [first.communicate("\n", timeout=60)[0], second.communicate(timeout=60)[0]]
+    outputs = [
+        first.communicate("\n", timeout=TIMEOUT_S)[0],
+        second.communicate(timeout=TIMEOUT_S)[0],
+    ]
     assert (first.returncode, second.returncode) == (0, 0)
     assert ["packed m" in output for output in outputs] == [True, False]
     model = model_in(source)

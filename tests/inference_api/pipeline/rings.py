@@ -14,9 +14,9 @@ from inference_api.pipeline.ring import Ring
 from inference_api.pipeline.runner import PipelineRunner
 from inference_api.pipeline.splits import Split
 from inference_api.settings import ModelSettings
+from lab.kit.servers import TIMEOUT_S
 from tests.ports import free_port
 
-TIMEOUT_S = 60.0
 Parts = Callable[[Path, EngineOptions], MakeRunner]
 kernels: Parts = partial(part_runners, local_ranks=1)  # each rank has its own
 

@@ -9,10 +9,8 @@ import pytest
 
 from inference_api.pipeline.meeting import COME, INVITATION, MAX_VISITORS, WORD, Neighbours, meet
 from inference_api.pipeline.ranks import RankSettings
-from lab.kit.servers import eventually
+from lab.kit.servers import TIMEOUT_S, eventually
 from tests.ports import free_port
-
-TIMEOUT_S = 60.0
 
 
 def ranks_of(port: int, rank: int, num_ranks: int = 3) -> RankSettings:
@@ -39,7 +37,7 @@ class Meeting:
             except ConnectionRefusedError:
                 return None
 
-        visitor: socket.socket = self._stack.enter_context(eventually(connect, TIMEOUT_S))
+        visitor: socket.socket = self._stack.enter_context(eventually(connect))
         for each in said:
             visitor.sendall(each)
         return visitor

@@ -24,6 +24,7 @@ from inference_api.pipeline.messages import (
 )
 from inference_api.pipeline.ranks import RankSettings
 from inference_api.pipeline.ring import HEAD, Ring, RingBroken
+from lab.kit.servers import TIMEOUT_S
 from tests.ports import free_port
 
 HIDDEN = 32
@@ -100,7 +101,7 @@ def test_message_comes_back_with_its_activations() -> None:
             assert (heard.states is None) == (tokens == 0)
             assert heard.states is None or np.array_equal(heard.states, states)
         ring.tell(Message(Kind.STOP))
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=TIMEOUT_S) == 0
 
 
 def test_neighbour_that_is_gone_is_known_at_once_and_another_takes_its_place() -> None:

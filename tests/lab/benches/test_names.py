@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 from lab.benches.__main__ import MODULES
-from lab.kit.servers import ROOT
+from lab.kit.servers import ROOT, TIMEOUT_S
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -17,6 +17,6 @@ def test_a_name_is_of_a_module_with_a_main(name: str) -> None:
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     command = [sys.executable, "-m", "lab.benches", "nothing"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 1
     assert all(name in done.stderr for name in MODULES)

@@ -14,6 +14,7 @@ import pytest
 from lab.benches.proxy import targets
 from lab.benches.proxy.bench import OTHERS
 from lab.kit.results import tables
+from lab.kit.servers import TIMEOUT_S
 from lab.peers.install import NotInstalled, Recipe
 from tests.proxy.support import ROOT
 
@@ -26,7 +27,7 @@ def test_500_streams_through_every_target_lose_and_reorder_nothing() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=TIMEOUT_S,
     )
     assert result.returncode == 0, result.stderr
     names = [row[0] for table in tables(result.stdout) for row in table["rows"]]

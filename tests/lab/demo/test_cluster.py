@@ -29,10 +29,9 @@ from lab.demo.cluster.verdict import (
     verdict,
 )
 from lab.demo.cluster.watch import Look, Row, Watch
-from lab.kit.servers import eventually
+from lab.kit.servers import TIMEOUT_S, eventually
 from lab.kit.shares import HeldReplicas
 
-DEADLINE_S = 240.0
 STORY = Story(
     backend=Backend(
         {**MOCK.settings, "MOCK_TOKENS_PER_SECOND": "160"},
@@ -170,7 +169,7 @@ def test_local_replicas_are_held_with_their_workers(tmp_path: Path) -> None:
                 assert machine.place(name, Group("chat", "share", 1), recipe) is None
             url = next(each.url for each in machine.placed() if each.name == "here")
             assert url is not None
-            eventually(lambda: answers_ok(f"{url}/health"), DEADLINE_S)
+            eventually(lambda: answers_ok(f"{url}/health"))
             held = HeldReplicas(place.folder, Noting())
             for share in (0.5, 0.5, 0.25):
                 held.hold({url}, share)
@@ -186,7 +185,7 @@ def test_replicas_follow_a_load_and_come_back_and_nothing_is_lost(tmp_path: Path
     rate_per_s = 8.0
 
     def eventually(watch: Watch, load: Load, holds: Callable[[Look], bool]) -> None:
-        until_s = load.now_s + DEADLINE_S
+        until_s = load.now_s + TIMEOUT_S
         while not (watch.looks and holds(watch.looks[-1])):
             assert load.now_s < until_s, watch.rows[-3:]
             watch.until(load.now_s + 0.1, lambda _row: None)

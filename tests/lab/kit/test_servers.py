@@ -6,7 +6,7 @@ import sys
 
 import psutil
 
-from lab.kit.servers import ROOT, STOP_TIMEOUT_S, eventually, free_port
+from lab.kit.servers import ROOT, TIMEOUT_S, eventually, free_port
 
 
 def test_no_port_is_given_twice() -> None:
@@ -22,5 +22,5 @@ def test_a_bench_that_is_terminated_takes_its_server_with_it() -> None:
     eventually(lambda: len(children(recursive=True)) >= 2)  # gunicorn and its worker
     started = children(recursive=True)
     bench.send_signal(signal.SIGTERM)
-    assert bench.wait(STOP_TIMEOUT_S) == 128 + signal.SIGTERM
+    assert bench.wait(TIMEOUT_S) == 128 + signal.SIGTERM
     eventually(lambda: not any(process.is_running() for process in started))

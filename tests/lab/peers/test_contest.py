@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.benches.serve.peers import Contest, Load
+from lab.kit.servers import TIMEOUT_S
 from lab.peers import report
 from lab.peers.contest import PeerEnded, peer
 from lab.peers.install import Recipe
@@ -82,7 +83,7 @@ def test_a_peer_that_ends_while_it_waits_is_noticed_at_its_turn_and_leaves_nothi
 def test_a_peer_whose_model_is_not_made_does_not_start(stack: ExitStack, tmp_path: Path) -> None:
     def export() -> Sequence[str]:
         command = [sys.executable, "-c", "import sys; sys.exit('no such format')"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
         return []
 
     with pytest.raises(PeerEnded, match="exit status 1: no such format"):

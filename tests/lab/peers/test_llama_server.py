@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.fetch import answers_ok
-from lab.kit.servers import ROOT, eventually
+from lab.kit.servers import ROOT, TIMEOUT_S, eventually
 from lab.peers.install import PREBUILT_LLAMA
 from tests.followed_pages import DOCS, Reader, served_by
 from tests.ports import free_port
@@ -38,7 +38,7 @@ def serving(folder: Path) -> Iterator[str]:
     arguments = command(port)
     gguf = ["-m", "lab.models.gguf_file", "model", "model.gguf", "--type", "Q8_0"]
     environment = Reader(folder, {}).environment()
-    subprocess.run(["python", *gguf], cwd=folder, env=environment, timeout=120, check=True)
+    subprocess.run(["python", *gguf], cwd=folder, env=environment, timeout=TIMEOUT_S, check=True)
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(arguments, cwd=folder, env=environment, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
@@ -52,7 +52,7 @@ def serving(folder: Path) -> Iterator[str]:
         yield url
     finally:
         server.terminate()
-        server.wait(timeout=60)
+        server.wait(timeout=TIMEOUT_S)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import requests
 
-from lab.kit.servers import eventually
+from lab.kit.servers import TIMEOUT_S, eventually
 from tests.ports import free_port
 from weights.drivers import command
 from weights.drivers.server import ServerDriver, ServerPlan
@@ -83,7 +83,7 @@ def test_a_split_is_in_the_environment_and_nothing_is_left(tmp_path: Path) -> No
     assert driver.measure((2, 4)) > 0
     assert eventually(lambda: is_gone(int(child_file.read_text())))
     with pytest.raises(requests.ConnectionError):
-        requests.get(one.url, timeout=60)
+        requests.get(one.url, timeout=TIMEOUT_S)
     assert driver.finish((2, 4)) == "PARTITION=2,4"
 
 
