@@ -31,7 +31,7 @@ help:
 	@sed -n 's/^| `\(make [^|]*\)` | \(.*\) | .*/\1: \2/p' CONTRIBUTING.md | sed 's/`//g; s/\[\([^]]*\)\]([^)]*)/\1/g'
 
 # Six workers, on two cores, since tests often wait for servers: each takes whole files, so that what
-# shares a server stays together, slow ones first, those that compute spread over those that wait.
+# shares a server stays together, slow ones first, those that compute beside those that wait.
 # OpenMP's threads would spin for the core of another worker: there is one, and where a test wants two,
 # they sleep.
 WORKERS ?= 6

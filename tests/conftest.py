@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic_settings import BaseSettings
 
 from inference_api.loading import hardware
 from inference_api.settings import Settings as ApiSettings
+from lab.kit.servers import TIMEOUT_S
 from optimizer.settings import Settings as OptimizerSettings
 from tests.ports import free_port
 from tests.workers import pytest_addoption, pytest_runtestloop, unit_of
@@ -44,8 +44,8 @@ ALWAYS_THE_SAME = hypothesis.settings.get_profile("ci")
 hypothesis.settings.register_profile("tests", ALWAYS_THE_SAME, max_examples=20)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000)
 
-# What `make test-fast` leaves out: whose tests start processes, or compute for seconds. Elsewhere
-# tests of Redis are found by themselves, and single ones say `@pytest.mark.slow`.
+# What `make test-fast` leaves out: whose tests start processes, or compute for seconds, longest
+# first. Elsewhere tests of Redis are found by themselves, and single ones say `@pytest.mark.slow`.
 NOT_SLOW = "not slow"
 TESTS = Path(__file__).parent
 WITH_PROCESSES = (
@@ -97,6 +97,7 @@ WITH_MUCH_TO_COMPUTE = (
     "optimizer/test_simulation.py",
     "weights/test_samplers.py",
 )
+SLOW = (*WITH_PROCESSES, *WITH_MUCH_TO_COMPUTE)
 
 # Tests start hundreds of processes: each would compile every module.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -133,13 +134,19 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @cache
-def listed(path: Path, files: tuple[str, ...]) -> bool:
-    inside = str(path).removeprefix(f"{TESTS}/")
-    return any(f"{inside}/".startswith(f"{each}/") for each in files)
+def place(path: Path) -> int:
+    """In the order of the files, or folders, that are listed; others come last."""
+    inside = f"{path.relative_to(TESTS)}/" if path.is_relative_to(TESTS) else ""
+    found = (n for n, each in enumerate(SLOW) if inside.startswith(f"{each}/"))
+    return next(found, len(SLOW))
+
+
+def waits(path: Path) -> bool:
+    return place(path) < len(WITH_PROCESSES)
 
 
 def is_slow(path: Path) -> bool:
-    return listed(path, WITH_PROCESSES) or listed(path, WITH_MUCH_TO_COMPUTE)
+    return place(path) < len(SLOW)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -148,20 +155,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Slow files come first: at the end, workers share what takes seconds and none waits long.
-    Among them, files that compute are spread over those that wait for processes, so that there is
-    work for every core all the time."""
+    """Slow files come first: at the end, workers share what takes seconds and none waits long."""
     for item in items:
+        if waits(item.path):
+            item.add_marker(pytest.mark.waits)
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if is_slow(item.path) or "redis_url" in item.fixturenames or "redis" in given:
             item.add_marker(pytest.mark.slow)
-    slow = [path for path in dict.fromkeys(map(unit_of, items)) if is_slow(path)]
-    waits = {path: listed(path, WITH_PROCESSES) for path in slow}
-    sizes, seen, places = Counter(waits.values()), Counter[bool](), dict[Path, float]()
-    for path, is_waiting in waits.items():
-        places[path] = seen[is_waiting] / sizes[is_waiting]
-        seen[is_waiting] += 1
-    items.sort(key=lambda item: places.get(unit_of(item), 1.0))
+    items.sort(key=lambda item: place(unit_of(item)))
 
 
 @pytest.fixture(scope="session")
@@ -182,7 +183,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"redis://127.0.0.1:{port}/0"
     finally:
         server.terminate()
-        server.communicate(timeout=60)
+        server.communicate(timeout=TIMEOUT_S)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 Workers that pytest-xdist starts import and collect everything again: ten seconds of a processor for
 each, whatever it runs then. Forked ones share what was read once, so that there may be more of them
 than cores, which tests that wait for servers need. A worker takes one file after another, and of
-a package all files: what shares a server, or a browser, stays together.
+a package all files: what shares a server, or a browser, stays together. One in three takes what
+computes before what waits, so that there is work for every core all the time.
 """
 
 import os
@@ -68,7 +69,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         strategies.text().validate()  # reads all of Unicode: once, or in each worker
     are_slow = any(item.get_closest_marker("slow") for item in session.items)
     servers = fork_servers(options.workers) if are_slow else []
-    queue = numbers(len(files))
+    units = [*files.values()]
+    waiting = [number for number, tests in enumerate(units) if waits(tests)]
+    queues = [numbers(waiting), numbers(sorted({*range(len(units))} - {*waiting}))]
     workers: list[Worker] = []
     sys.stdout.flush()
     sys.stderr.flush()
@@ -78,11 +81,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             receiving.close()
             become_worker(session, number, sending)
             keep_one(servers, number)
-            run(session, [*files.values()], queue)
+            run(session, units, queues if number % 3 else queues[::-1])
             return True
         sending.close()
         workers.append(Worker(pid, receiving))
-    os.close(queue)
+    for queue in queues:
+        os.close(queue)
     try:
         follow(session, workers)
     finally:
@@ -99,11 +103,15 @@ def unit_of(item: pytest.Item) -> Path:
     return package.path if package else item.path
 
 
-def numbers(count: int) -> int:
-    """A pipe to read the numbers of all files from, each once, whoever reads."""
+def waits(tests: Sequence[pytest.Item]) -> bool:
+    return tests[0].get_closest_marker("waits") is not None
+
+
+def numbers(of: Sequence[int]) -> int:
+    """A pipe to read these numbers from, each once, whoever reads."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as pipe:  # which has 64 KiB, for 16,000 files
-        pipe.write(b"".join(map(NUMBER.pack, range(count))))
+        pipe.write(b"".join(map(NUMBER.pack, of)))
     return reading
 
 
@@ -121,12 +129,15 @@ def become_worker(session: pytest.Session, number: int, messages: Connection) ->
     capture.suspend_global_capture()
 
 
-def run(session: pytest.Session, files: Sequence[Sequence[pytest.Item]], queue: int) -> None:
-    """The tests of the files, or packages, whose numbers come next in the queue."""
+def run(
+    session: pytest.Session, units: Sequence[Sequence[pytest.Item]], queues: Sequence[int]
+) -> None:
+    """The tests of the files, or packages, whose numbers come next in the queues."""
 
     def items() -> Iterator[pytest.Item]:
-        while number := os.read(queue, NUMBER.size):
-            yield from files[NUMBER.unpack(number)[0]]
+        for queue in queues:
+            while number := os.read(queue, NUMBER.size):
+                yield from units[NUMBER.unpack(number)[0]]
 
     upcoming = items()
     item = next(upcoming, None)
