@@ -182,15 +182,14 @@ class InboundRequest(NamedTuple):
 def target_fault(method: str, target: str) -> str | None:
     """Returns why a request line is not forwarded; None if it names a path.
 
-    Three forms are refused: a URL, which is meant for forward proxies and names a host of the
-    client's choice; CONNECT, which asks for a tunnel; and TRACE, which would show our own headers.
+    CONNECT is refused, because it asks for a tunnel, and TRACE, because it would show our headers.
     """
     if method in ("CONNECT", "TRACE"):
         return f"Method {method} is not forwarded."
     is_server_wide = target == "*" and method == "OPTIONS"
     if is_server_wide or (target.startswith("/") and "#" not in target):
         return None
-    return "The request target must be a path."
+    return "The request target must be a path, or an http(s) URL without a user; send one."
 
 
 def takes_row(method: str, path: str) -> bool:

@@ -4,6 +4,7 @@ httptools' parser (llhttp, strict by default) interprets the bytes. This module 
 that it accepts although two servers could read them in two ways.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +22,8 @@ MAX_FIELDS = 100
 MAX_CACHED_NAME = 64  # bytes; longer ones could fill the memory
 END_OF_HEAD = b"\r\n\r\n"
 HEAD_OF_CHUNKS = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+# Without a user, which may be there to deceive (RFC 9110, section 4.2.4), and without a fragment.
+_URL = re.compile(r"(?i:https?)://([^/?#@:][^/?#@]*)([^#]*)")
 # Fields that may come only once, because another server might believe the second one.
 SINGLE_FIELDS = frozenset({"host", "content-length"})
 # Fields that may not come after the body, because that is too late (RFC 9110, section 6.5.1).
@@ -233,8 +236,10 @@ class RequestReader:
             raise BadRequest("Only the Transfer-Encoding 'chunked' is known here.")
         if fault := host_fault(head.get("host"), is_http_1_0=head.is_http_1_0):
             raise BadRequest(f"The request is refused: {fault}; send one.")
-        if "expect" in self._fields and self._fields["expect"].lower() != "100-continue":
-            raise ExpectationFailed(self._fields["expect"][:64])
+        if not head.target.startswith("/"):
+            _split_url(head)
+        if "expect" in self._fields:
+            _check_expectations(self._fields["expect"])
         if is_chunked:
             self.part = RequestPart.CHUNKED_BODY
         else:
@@ -252,3 +257,20 @@ class RequestReader:
     def on_message_complete(self) -> None:
         if self.part is RequestPart.CHUNKED_BODY:
             self.part = RequestPart.NONE
+
+
+def _split_url(head: RequestHead) -> None:
+    """Splits a target that is a URL into a path and the field Host, in place of the one received
+    (RFC 9112, section 3.2.2)."""
+    url = _URL.fullmatch(head.target)
+    if url is not None and host_fault(url[1], is_http_1_0=False) is None:
+        head.fields["host"], path = url.groups()
+        is_server_wide = head.method == "OPTIONS" and not path  # section 3.2.4
+        head.target = "*" if is_server_wide else f"/{path.removeprefix('/')}"
+
+
+def _check_expectations(expect: str) -> None:
+    """Raises ExpectationFailed. The field is a list, and may come several times."""
+    expectations = {each.strip(" \t").lower() for each in expect.split(",")} - {""}
+    if expectations != {"100-continue"}:
+        raise ExpectationFailed(expect[:64])

@@ -15,7 +15,7 @@ from proxy.clients.request_head import (
     RequestPart,
     RequestReader,
 )
-from proxy.errors import BadRequest, HeadTooLarge, ProxyError
+from proxy.errors import BadRequest, ExpectationFailed, HeadTooLarge, ProxyError
 
 CHUNKED = b"Host: p\r\nTransfer-Encoding: chunked\r\n\r\n"
 REQUESTS = {
@@ -114,6 +114,46 @@ def test_old_clients_are_known() -> None:
     assert (head.is_http_1_0, head.keeps_alive) == (True, False)
     head = read(b"GET / HTTP/1.0\r\nExpect: 100-continue\r\n\r\n").head
     assert not head.expects_continue
+
+
+# Printable ASCII without the delimiters of the part; the first may have brackets for IPv6.
+HOSTS = st.text("aZ0.-_[]", min_size=1, max_size=9) | st.sampled_from(["p", "[::1]:80", "p:1"])
+PATHS = st.text("aZ0/%:@?&=.;", max_size=20)
+
+
+@given(st.sampled_from(["http", "HTTPS"]), HOSTS, PATHS, st.sampled_from([b"GET", b"POST"]))
+def test_url_is_the_request_of_its_path_to_its_host(
+    scheme: str, host: str, path: str, method: bytes
+) -> None:
+    path = path if path.startswith(("/", "?")) else f"/{path}"
+    url = f"{scheme}://{host}{path}".encode()
+    head = read(method + b" " + url + b" HTTP/1.1\r\nHost: other\r\nX: 1\r\n\r\n").head
+    plain = f" /{path.removeprefix('/')} HTTP/1.1\r\nHost: {host}\r\nX: 1\r\n\r\n"
+    assert head == read(method + plain.encode()).head
+
+
+@pytest.mark.parametrize(
+    ("line", "target"), [(b"GET http://p", "/"), (b"OPTIONS http://p", "*")]
+)
+def test_url_without_a_path_is_about_the_root_or_the_server(line: bytes, target: str) -> None:
+    assert read(line + b" HTTP/1.1\r\nHost: p\r\n\r\n").head.target == target
+
+
+def test_url_excuses_no_missing_host() -> None:
+    with pytest.raises(BadRequest, match="Host"):
+        read(b"GET http://p/a HTTP/1.1\r\n\r\n")
+
+
+MEMBERS = st.sampled_from(["100-continue", "100-Continue", " 100-CONTINUE\t", "", " "])
+
+
+@given(st.lists(MEMBERS, min_size=1, max_size=4), st.sampled_from([",", "\r\nExpect: "]))
+def test_expectation_may_be_repeated(members: list[str], separator: str) -> None:
+    expect = separator.join([*members, "100-continue"])
+    data = f"POST / HTTP/1.1\r\nHost: p\r\nExpect: {expect}\r\nContent-Length: 1\r\n\r\n"
+    assert read(data.encode()).head.expects_continue
+    with pytest.raises(ExpectationFailed):
+        read(data.replace("\r\nContent", "\r\nExpect: 200-ok\r\nContent").encode())
 
 
 @pytest.mark.parametrize(("fields", "keeps"), [(b"", True), (b"Connection: close\r\n", False)])

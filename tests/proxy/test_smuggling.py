@@ -7,7 +7,7 @@ these tests are the proof that it goes on doing so.
 
 import pytest
 
-from tests.proxy.support import ProxyProcess, ScriptedUpstream, make_token
+from tests.proxy.support import ProxyProcess, ScriptedUpstream, make_token, receive
 
 AUTH = b"Authorization: Bearer " + make_token().encode() + b"\r\n"
 HEAD = b"POST /victim HTTP/1.1\r\nHost: p\r\n" + AUTH
@@ -42,6 +42,8 @@ CASES = {
     "non-ASCII name": b"X-\xc3\x84: x\r\nContent-Length: 0\r\n\r\n",
     "two Host": b"Host: other\r\nContent-Length: 0\r\n\r\n",
     "expectation unknown": b"Expect: 200-ok\r\nContent-Length: 0\r\n\r\n",
+    "expectation beside": b"Expect: 100-continue\r\nExpect: 200-ok\r\nContent-Length: 0\r\n\r\n",
+    "expectation empty": b"Expect: \r\nContent-Length: 0\r\n\r\n",
     "chunk size signed": b"Transfer-Encoding: chunked\r\n\r\n+5\r\nhello\r\n0\r\n\r\n",
     "chunk size 0x": b"Transfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
     "chunk size with underscore": b"Transfer-Encoding: chunked\r\n\r\n0_5\r\nhello\r\n0\r\n\r\n",
@@ -53,8 +55,13 @@ CASES = {
 }
 
 REQUEST_LINES = {
-    "absolute form": b"POST http://elsewhere/victim HTTP/1.1",
-    "absolute form of ourselves": b"POST http://p/victim HTTP/1.1",
+    "URL with a user": b"POST http://p@elsewhere/victim HTTP/1.1",
+    "URL with a fragment": b"POST http://p/victim#x HTTP/1.1",
+    "URL without a host": b"POST http:///victim HTTP/1.1",
+    "URL with a port alone": b"POST http://:80/victim HTTP/1.1",
+    "URL with an invalid host": b"POST http://p\"q/victim HTTP/1.1",
+    "URL of two slashes": b"POST http://p//victim HTTP/1.1",
+    "URL of another scheme": b"POST ftp://p/victim HTTP/1.1",
     "authority form": b"POST p:80 HTTP/1.1",
     "CONNECT": b"CONNECT p:80 HTTP/1.1",
     "TRACE": b"TRACE /victim HTTP/1.1",
@@ -95,6 +102,22 @@ def test_unusual_request_lines_are_refused(
 ) -> None:
     head = line + b"\r\nHost: p\r\n" + AUTH + b"Content-Length: 0\r\n\r\n"
     assert_refused(proxy, upstream, head + SMUGGLED)
+
+
+def test_urls_and_repeated_expectations_arrive_as_one_plain_request(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    expect = b"Expect: 100-continue\r\nExpect: 100-Continue, 100-continue\r\n"
+    head = b"POST HTTP://elsewhere:80/by-url?a=b HTTP/1.1\r\nHost: p\r\n" + AUTH + expect
+    with proxy.connect() as sock:
+        sock.sendall(head + b"Content-Length: 5\r\n\r\n")
+        assert receive(sock) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b"hello")
+        assert receive(sock).startswith(b"HTTP/1.1 200 OK\r\n")
+    (seen,) = [each for each in upstream.requests if each.target == "/by-url?a=b"]
+    assert seen.body == b"hello"
+    assert seen.headers["x-forwarded-host"] == "elsewhere:80"
+    assert "expect" not in seen.headers
 
 
 def test_pipelined_requests_are_two_requests(
