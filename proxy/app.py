@@ -147,7 +147,7 @@ class ProxyApp:
         answer = self._probe(head.target) if head.method in ("GET", "HEAD") else None
         if not is_asking and answer is None:
             return False
-        origin, allowed = head.get("origin"), origins_for(head, self.settings.cors_origins)
+        origin, allowed = head.fields.get("origin"), origins_for(head, self.settings.cors_origins)
         cors = cors_headers(origin, allowed)
         if answer is not None:
             status, content_type, body = answer

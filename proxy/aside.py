@@ -4,15 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 log = logging.getLogger(__name__)
 
 NUM_THREADS = 8
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Aside:
@@ -22,9 +21,8 @@ class Aside:
         # Threads start at the first use, which is after gunicorn's fork.
         self._threads = ThreadPoolExecutor(NUM_THREADS, "proxy-aside")
 
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
+    def run(self, function: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
+        return asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     def run_later(self, function: Callable[[], object]) -> None:
         """Runs a call without waiting for it. It is done before `close` returns."""

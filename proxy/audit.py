@@ -76,10 +76,10 @@ class AuditRecord:
 
     def line(self) -> str:
         values = zip(_FIELDS, _values_of(self), strict=True)
-        known = {name: value for name, value in values if value is not None}
+        fields = {name: value for name, value in values if value is not None}
         seconds, part_ns = divmod(self.ended_ns or time.time_ns(), 10**9)
-        known["outcome"] = str(self.outcome)
-        line = {"time": f"{_second(seconds)}.{part_ns // 1000:06}+00:00", **known}
+        fields["outcome"] = str(self.outcome)
+        line = {"time": f"{_second(seconds)}.{part_ns // 1000:06}+00:00", **fields}
         try:
             return to_json(line).decode()
         except PydanticSerializationError:
@@ -123,6 +123,6 @@ class AuditLog:
 
 
 # Not dataclasses.asdict: its deep copies cost more than checking the token does.
-_OWN = {"started_ns", "ended_ns"}
-_FIELDS = tuple(item.name for item in fields(AuditRecord) if item.name not in _OWN)
+_NOT_LOGGED = {"started_ns", "ended_ns"}
+_FIELDS = tuple(item.name for item in fields(AuditRecord) if item.name not in _NOT_LOGGED)
 _values_of = attrgetter(*_FIELDS)

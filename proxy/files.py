@@ -57,21 +57,16 @@ class WatchedFile(Generic[T]):
         return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-class FileOpener:
-    """Opens the files that a start needs, and collects their faults."""
-
-    def __init__(self) -> None:
-        self.faults: list[str] = []
-
-    def open(self, path: Path | None, parse: Callable[[str], T]) -> WatchedFile[T] | None:
-        """Returns the file; None without a configured path, or after recording a fault."""
-        if path is None:
-            return None
+def opened(
+    path: Path | None, parse: Callable[[str], T], faults: list[str]
+) -> WatchedFile[T] | None:
+    """Returns the file; None without a configured path, or after adding to `faults`."""
+    if path is not None:
         try:
             return WatchedFile(path, parse)
         except (OSError, ValueError) as error:
-            self.faults.append(f"{path}: {error}")
-            return None
+            faults.append(f"{path}: {error}")
+    return None
 
 
 def validated(kind: type[T], document: object) -> T:

@@ -6,7 +6,6 @@ from common import logs
 from proxy.settings import Settings
 
 AUDIT_LOGGER = "proxy.audit"
-TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def logging_config(settings: Settings) -> dict[str, Any]:
@@ -19,7 +18,7 @@ def logging_config(settings: Settings) -> dict[str, Any]:
             "filename": str(settings.audit_file),
             "encoding": "utf-8",
         }
-    config = logs.logging_config(settings.log_level, settings.log_format, TEXT)
+    config = logs.logging_config(settings.log_level, settings.log_format)
     config["formatters"]["audit"] = {"format": "%(message)s"}
     config["handlers"]["audit"] = audit | {"formatter": "audit"}
     config["loggers"][AUDIT_LOGGER] = {"level": "INFO", "handlers": ["audit"], "propagate": False}

@@ -25,7 +25,7 @@ from proxy.access.limits import TeamLimits
 from proxy.access.policy import Policy, parse_policy
 from proxy.app import ProxyApp
 from proxy.errors import StartupError
-from proxy.files import FileOpener, WatchedFile, validated
+from proxy.files import WatchedFile, opened, validated
 from proxy.logs import logging_config
 from proxy.parts import ProxyParts
 from proxy.server import gunicorn_options
@@ -45,16 +45,16 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
     """Returns the application, not yet started. Settings default to the environment. Raises
     StartupError with every file that cannot be read."""
     settings = settings or Settings.load()
-    files = FileOpener()
-    upstreams = files.open(settings.upstreams_file, parse_upstreams)
-    keys = files.open(settings.upstream_keys, parse_keys)
-    routes = files.open(settings.routes_file, parse_routes)
-    policy = files.open(settings.policy_file, parse_policy)
-    revoked = files.open(settings.revoked_tokens_file, parse_revoked)
-    jwks = files.open(settings.jwks_file, parse_jwks)
-    discovery = _discovery(settings, upstreams, files.faults)
-    if files.faults:
-        raise StartupError(files.faults)
+    faults: list[str] = []
+    upstreams = opened(settings.upstreams_file, parse_upstreams, faults)
+    keys = opened(settings.upstream_keys, parse_keys, faults)
+    routes = opened(settings.routes_file, parse_routes, faults)
+    policy = opened(settings.policy_file, parse_policy, faults)
+    revoked = opened(settings.revoked_tokens_file, parse_revoked, faults)
+    jwks = opened(settings.jwks_file, parse_jwks, faults)
+    discovery = _discovery(settings, upstreams, faults)
+    if faults:
+        raise StartupError(faults)
     log.info("settings: %r", settings)  # secrets are masked
     _warn_of_weak_secrets(settings)
     balancer = Balancer(
@@ -133,8 +133,8 @@ def _warn_of_weak_secrets(settings: Settings) -> None:
 @click.option("--port", type=click.IntRange(1, 65535), help="Port; overrides PROXY_PORT.")
 def main(hostname: str | None, port: int | None) -> None:
     """Check tokens and relay requests to the inference servers, streams untouched."""
-    given = {"proxy_host": hostname, "proxy_port": port}
-    overrides = {name: value for name, value in given.items() if value is not None}
+    options = {"proxy_host": hostname, "proxy_port": port}
+    overrides = {name: value for name, value in options.items() if value is not None}
     try:
         settings = Settings.load(**overrides)
         logging.config.dictConfig(logging_config(settings))

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from functools import partial
 from typing import Any
 
 from common.connections.hosts import host_and_port
@@ -42,15 +41,15 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _take_over_reload(server: Any) -> None:
+def _take_over_reload(arbiter: Any) -> None:
     """Makes SIGHUP reload the files in the running worker.
 
     gunicorn would start a new worker instead, which cuts streams that last longer than the drain,
     loses in-memory limits, and ends the service if a file has a mistake.
     """
-    server.handle_hup = partial(_pass_hangup_on, server)
 
+    def pass_hangup_on() -> None:
+        for pid in list(arbiter.WORKERS):
+            os.kill(pid, signal.SIGHUP)
 
-def _pass_hangup_on(server: Any) -> None:
-    for pid in list(server.WORKERS):
-        os.kill(pid, signal.SIGHUP)
+    arbiter.handle_hup = pass_hangup_on

@@ -89,6 +89,7 @@ class Settings(EnvironmentSettings):
     def load(cls, **overrides: Any) -> Self:
         """Read the environment; `overrides` (from the command line) take precedence. Raises
         StartupError with every fault, including those between fields."""
+        faults, bad_fields = [], set[str]()
         try:
             settings = cls(**overrides)
         except ValidationError as error:
@@ -96,12 +97,10 @@ class Settings(EnvironmentSettings):
             bad_fields = {str(item["loc"][0]).lower() for item in error.errors() if item["loc"]}
             # With defaults for the bad fields, the other fields can still be checked.
             defaults = {name: cls.model_fields[name].default for name in bad_fields}
-            others = cls(**{**overrides, **defaults}).faults()
-            said = tuple(f"{name.upper()} " for name in bad_fields)
-            raise StartupError(
-                faults + [each for each in others if not each.startswith(said)]
-            ) from None
-        if faults := settings.faults():
+            settings = cls(**{**overrides, **defaults})
+        reported = tuple(f"{name.upper()} " for name in bad_fields)
+        faults += [each for each in settings.faults() if not each.startswith(reported)]
+        if faults:
             raise StartupError(faults)
         return settings
 
@@ -114,11 +113,9 @@ class Settings(EnvironmentSettings):
     @property
     def is_loopback(self) -> bool:
         try:
-            return (
-                self.proxy_host == "localhost" or ipaddress.ip_address(self.proxy_host).is_loopback
-            )
+            return ipaddress.ip_address(self.proxy_host).is_loopback
         except ValueError:
-            return False
+            return self.proxy_host == "localhost"
 
     @property
     def weak_secrets(self) -> tuple[str, ...]:
@@ -135,11 +132,11 @@ class Settings(EnvironmentSettings):
         algorithms = set(self.jwt_algorithms)
         has_jwks = self.jwks_file is not None or self.jwks_url is not None
         weak = [] if self.is_loopback else self.weak_secrets
-        known = ", ".join(sorted(SYMMETRIC_ALGORITHMS | ASYMMETRIC_ALGORITHMS))
+        names = ", ".join(sorted(SYMMETRIC_ALGORITHMS | ASYMMETRIC_ALGORITHMS))
         rules = [
             (not algorithms, "JWT_ALGORITHMS is empty; name at least one, such as HS256"),
             *(
-                (True, f"JWT_ALGORITHMS: '{name}' is not one of {known}")
+                (True, f"JWT_ALGORITHMS: '{name}' is not one of {names}")
                 for name in sorted(algorithms - SYMMETRIC_ALGORITHMS - ASYMMETRIC_ALGORITHMS)
             ),
             (

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from common.request_ids import new_request_id, request_id
@@ -97,7 +96,7 @@ class Visits:
         route = head.target.partition("?")[0][:256]  # the query may hold anything
         record = AuditRecord(new_request_id(), head.method, route)
         allowed = origins_for(head, self._settings.cors_origins)
-        visit = Visit(record, exchange, cors_headers(head.get("origin"), allowed))
+        visit = Visit(record, exchange, cors_headers(head.fields.get("origin"), allowed))
         request_id.set(record.request_id)
         try:
             await self._serve(visit)
@@ -134,26 +133,26 @@ class Visits:
             visit.admission = await self._admissions.admit(principal.team_id, policy)
         if not body.is_empty:
             await body.read_prefix(self._settings.max_content_length)
-        hints = read_hints(head, body)
+        visit.takes_row = takes_row(head.method, path)
+        hints = read_hints(head, body, visit.takes_row)
         if head.method in SAFE_METHODS and (model := model_of(path)) != hints.model:
             hints = hints._replace(model=model)
         record.model = hints.model[:128] if hints.model else None
         visit.price, visit.currency = policies.price_of(hints.model), policies.currency
         if self._parts.balancer.route_of(hints):
             hints = hints.routed(principal.team_id, record.request_id)
-        visit.takes_row = takes_row(head.method, path)
         if visit.takes_row or path.startswith(LIST_PATH):
             route, mark, query = head.target.partition("?")
             head.target = route.rstrip("/") + mark + query  # some servers refuse a final slash
         caller = principal.team_id, principal.token_id, record.request_id
-        request = InboundRequest(head, body, hints, visit.takes_row, *caller)
+        request = InboundRequest(head, body, hints, *caller)
         _check_model(request, policy)
         reply = await self.forwarder.open(request)
         try:
             is_list = path == LIST_PATH and (head.method, reply.head.status) == ("GET", 200)
-            others = self._parts.balancer.with_other_models(reply.upstream) if is_list else []
-            if others or (is_list and policy.models is not None):
-                more = [self._list_of(request, other) for other in others[:MAX_LISTS]]
+            upstreams = self._parts.balancer.with_other_models(reply.upstream) if is_list else []
+            if upstreams or (is_list and policy.models is not None):
+                more = [self._list_of(request, upstream) for upstream in upstreams[:MAX_LISTS]]
                 await self._list(visit, reply, await asyncio.gather(*more), policy.models)
             else:
                 await self._relay(visit, reply)
@@ -164,8 +163,8 @@ class Visits:
 
     async def _relay(self, visit: Visit, reply: Reply) -> None:
         record, client, head = visit.record, visit.exchange.client, reply.head
-        ours = self._begin(visit, reply)
-        headers = client_headers(head.fields, ours, head.is_chunked, reply.upstream.spec.url)
+        added = self._begin(visit, reply)
+        headers = client_headers(head.fields, added, head.is_chunked, reply.upstream.spec.url)
         if record.method == "POST" and head.status < 300:
             visit.meter = UsageMeter(*map(head.get, METERED_HEADERS))
         hides_usage = reply.has_asked_usage and visit.meter is not None and visit.meter.is_editable
@@ -185,7 +184,7 @@ class Visits:
             is_chunked=is_chunked,
             meter=visit.meter,
             hides_usage=hides_usage,
-            note_piece=partial(self._parts.balancer.note_piece, reply.upstream),
+            note_piece=reply.upstream.note_piece,
         )
         if client.is_congested:
             reply.set_reading(False)

@@ -19,7 +19,7 @@ class Admissions:
         """Admits a request. Raises LimitExceeded. A client that leaves meanwhile is not counted."""
         if not self._limits.may_block:
             return self._limits.admit(team_id, policy)
-        admitting = asyncio.ensure_future(self._aside.run(self._limits.admit, team_id, policy))
+        admitting = self._aside.run(self._limits.admit, team_id, policy)
         try:
             return await asyncio.shield(admitting)
         except asyncio.CancelledError:

@@ -20,7 +20,7 @@ from proxy.settings import SYMMETRIC_ALGORITHMS, Settings
 
 MAX_TOKEN_CHARS = 8192
 # Tokens with a checked signature that are cached, so that later requests of a client are cheaper.
-MAX_KNOWN_TOKENS = 4096
+MAX_CACHED_TOKENS = 4096
 _COMPACT_TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 # Team and token id are sent upstream in headers and label records: printable ASCII, no spaces.
 _CLAIM_ID = re.compile(r"[!-~]{1,128}")
@@ -53,13 +53,13 @@ class Authenticator:
         self._settings = settings
         self._key_sources = tuple(key_sources)
         self._revoked_ids = revoked_ids
-        self._known: dict[str, Principal] = {}  # keyed by Authorization header
+        self._principals: dict[str, Principal] = {}  # keyed by Authorization header
         # Whether a check may wait for the network, and must not run in an event loop.
         self.may_block = settings.jwks_url is not None
 
     def authenticate(self, authorization: str | None) -> Principal:
         """Returns the caller of an Authorization header. Raises Unauthorized with the reason."""
-        principal = self._known.get(authorization or "")
+        principal = self._principals.get(authorization or "")
         if principal is None or not self._is_current(principal):
             principal = self._check(authorization)
         if principal.token_id in self._revoked_ids():
@@ -87,9 +87,9 @@ class Authenticator:
             expires_s,
         )
         if algorithm in SYMMETRIC_ALGORITHMS:
-            if len(self._known) >= MAX_KNOWN_TOKENS:
-                self._known.clear()
-            self._known[authorization or ""] = principal
+            if len(self._principals) >= MAX_CACHED_TOKENS:
+                self._principals.clear()
+            self._principals[authorization or ""] = principal
         return principal
 
     def _verify(self, token: str) -> tuple[dict[str, Any], str]:

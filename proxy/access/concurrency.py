@@ -68,27 +68,27 @@ class SharedPlaces:
         self._enter = client.register_script(_NOW_MS + _ENTER)
         self._renew = client.register_script(_NOW_MS + _RENEW)
         self._lock = threading.Lock()
-        self._held: set[tuple[str, str]] = set()
+        self._leases: set[tuple[str, str]] = set()
 
     def enter(self, team_id: str, place_id: str, max_places: int) -> int | None:
         answer = self._enter(keys=[_key(team_id)], args=[place_id, max_places, LEASE_MS])
         if answer >= 0:
             return int(answer)
         with self._lock:
-            self._held.add((team_id, place_id))
+            self._leases.add((team_id, place_id))
         return None
 
     def leave(self, team_id: str, place_id: str) -> None:
         with self._lock:
-            self._held.discard((team_id, place_id))
+            self._leases.discard((team_id, place_id))
         self._client.zrem(_key(team_id), place_id)
 
     def renew(self) -> None:
         """Renews leases. Call it more often than every LEASE_MS, or requests stop counting."""
         with self._lock:
-            held = sorted(self._held)
-        for team_id in {team_id for team_id, _ in held}:
-            place_ids = [place_id for owner, place_id in held if owner == team_id]
+            leases = sorted(self._leases)
+        for team_id in {team_id for team_id, _ in leases}:
+            place_ids = [place_id for owner, place_id in leases if owner == team_id]
             self._renew(keys=[_key(team_id)], args=[LEASE_MS, *place_ids])
 
 

@@ -40,7 +40,7 @@ class Gate:
     ) -> tuple[Principal, Role]:
         """Returns the caller of a plain path and its role. Raises Unauthorized, LoginNeeded,
         RoleNeeded or OriginNotAllowed."""
-        authorization = head.get("authorization") or _api_key(head)
+        authorization = head.fields.get("authorization") or _api_key(head)
         token = None if authorization else cookie_token(head)
         try:
             principal, role = await self.identify(f"Bearer {token}" if token else authorization)
@@ -64,9 +64,9 @@ def origins_for(head: RequestHead, listed: Collection[str]) -> Collection[str]:
     Pages on the browser's own machine may use only what every team may use. A token with more
     rights is for programs, and for pages that are listed by name.
     """
-    if LOCAL not in listed or "origin" not in head:
+    if LOCAL not in listed or "origin" not in head.fields:
         return listed
-    method = head.get("access-control-request-method") if is_preflight(head) else head.method
+    method = head.fields.get("access-control-request-method") if is_preflight(head) else head.method
     try:
         is_for_teams = needed_role(method or "", plain_path(head.target)) is Role.TEAM
     except BadRequest:
@@ -76,7 +76,7 @@ def origins_for(head: RequestHead, listed: Collection[str]) -> Collection[str]:
 
 def cookie_token(head: RequestHead) -> str | None:
     """Returns the token in the login's cookie."""
-    for part in head.get("cookie", "").split(";"):
+    for part in head.fields.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
         if name == COOKIE and value:
             return value
@@ -85,11 +85,11 @@ def cookie_token(head: RequestHead) -> str | None:
 
 def _api_key(head: RequestHead) -> str | None:
     """Returns the token that Anthropic's clients send, as an Authorization header."""
-    key = head.get("x-api-key")
+    key = head.fields.get("x-api-key")
     return f"Bearer {key}" if key else None
 
 
 def _wants_page(head: RequestHead) -> bool:
     """Returns whether a browser asks for a page, with which it cannot send a token."""
-    accepted = head.get("accept", "").lower()
+    accepted = head.fields.get("accept", "").lower()
     return head.method in ("GET", "HEAD") and "text/html" in accepted

@@ -172,7 +172,7 @@ class TeamLimits:
     def _spend(self, key: str, amount: int) -> None:
         self._ask(lambda counts: counts.days.incr(key, KEPT_S, amount))
 
-    def _count(self, team_id: str, unit: str, limit: int, others: Headers) -> Headers:
+    def _count(self, team_id: str, unit: str, limit: int, earlier: Headers) -> Headers:
         """Counts a request, or only checks that tokens are left. Returns the limit's headers."""
         item = _per_minute(limit, unit)
 
@@ -193,7 +193,7 @@ class TeamLimits:
         raise LimitExceeded(
             f"Team '{team_id}' has used its {limit} {unit} per minute. Try again in {wait_s} s.",
             "rate_limit_exceeded",
-            [*others, *headers, ("Retry-After", wait_s)],
+            [*earlier, *headers, ("Retry-After", wait_s)],
         )
 
     def _ask(self, question: Callable[[Counts], T]) -> T:
@@ -203,15 +203,15 @@ class TeamLimits:
                 return question(self._shared)
             except self._redis_errors as error:
                 self._redis_failed(error)
-        return question(self._here())
+        return question(self._in_memory())
 
-    def _here(self) -> Counts:
+    def _in_memory(self) -> Counts:
         """Returns the counts in memory. Minutes begin anew when the machine's clock is set, because
         the library reads it: a team would be refused for as long as the clock was set back."""
         before_s, self._offset_s = self._offset_s, self._wall_clock() - self._clock()
         if abs(self._offset_s - before_s) > MAX_STEP_S:
-            anew = _counts(MemoryStorage(), self._local.places)
-            self._local = replace(anew, days=self._local.days)
+            fresh = _counts(MemoryStorage(), self._local.places)
+            self._local = replace(fresh, days=self._local.days)
         return self._local
 
     def _redis_failed(self, error: Exception) -> None:

@@ -69,7 +69,7 @@ async def login_page(gate: Gate, head: RequestHead, body: RequestBody, path: str
 
 async def _enter(gate: Gate, head: RequestHead, form: bytes) -> Page:
     """Redirect to the dashboard with a cookie, or show the form with the fault."""
-    content_type = head.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = head.fields.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/x-www-form-urlencoded":
         raise NotAForm("The login takes application/x-www-form-urlencoded, a form's fields.")
     token = _token_of(form)
@@ -111,7 +111,7 @@ def _cookie(token: str, is_secure: bool, max_age_s: int | None) -> str:
 def _is_secure(head: RequestHead) -> bool:
     """Returns whether the browser uses https. Behind a TLS terminator only its Origin tells, which
     forms always send."""
-    origin = head.get("origin", "")
+    origin = head.fields.get("origin", "")
     return head.scheme == "https" or origin.startswith("https://")
 
 

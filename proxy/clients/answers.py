@@ -35,13 +35,13 @@ def refusal(
     error: ProxyError, request_id: str, target: str = "", more: Headers = NO_HEADERS
 ) -> tuple[Headers, bytes]:
     """Returns the header fields and the body of a refusal, in the format of the target's API."""
-    ours = [("X-Request-Id", request_id), *more]
+    headers = [("X-Request-Id", request_id), *more]
     shown: Error | MessagesError = error.body()
     if is_of_messages(target.partition("?")[0]):
         shown = messages_error(error.status, str(error), request_id)
-        ours.append(("request-id", request_id))
+        headers.append(("request-id", request_id))
     body = json.dumps(shown).encode()
-    return content_headers("application/json", body) + error.headers + ours, body
+    return content_headers("application/json", body) + error.headers + headers, body
 
 
 def chunk(data: bytes) -> bytes:

@@ -342,6 +342,6 @@ class ClientConnection(asyncio.Protocol):
 
     def _reset(self) -> None:
         """Closes with a TCP reset: after an orderly end, a body without framing looks complete."""
-        with socket.socket(fileno=os.dup(self._socket.fileno())) as own:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with socket.socket(fileno=os.dup(self._socket.fileno())) as duplicate:
+            duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()

@@ -44,7 +44,6 @@ class Crowd:
         self._max_waiting_per_address = max_waiting_per_address
         self._members: set[Member] = set()
         self._waiting: WaitingLine[Member] = WaitingLine()
-        self.num_evicted = 0
 
     def __len__(self) -> int:
         return len(self._members)
@@ -107,6 +106,5 @@ class Crowd:
 
     def _evict(self, member: Member | None) -> None:
         if member is not None:
-            self.num_evicted += 1
             member.evict()
             self.leave(member)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from proxy.clients.json_scan import JsonScan, Tally, scan_whole
 
 BOM = b"\xef\xbb\xbf"
-NUM_TELLING_BYTES = len(BOM) + len(b"data: ")  # bytes of a line that tell its kind
+NUM_KIND_BYTES = len(BOM) + len(b"data: ")  # bytes of a line that show its kind
 _LINE_END = re.compile(rb"\r\n?|\n")
 # The form in which nearly all servers write events.
 _USUAL_EVENTS = re.compile(rb"(?:data: [^\r\n]++\n\n)++")
@@ -82,13 +82,13 @@ class EventReader:
         """Reads a part of one line."""
         if self._line is not None:
             self._line += part
-            if len(self._line) < NUM_TELLING_BYTES:
+            if len(self._line) < NUM_KIND_BYTES:
                 return
-            part = self._tell_line(self._line)
+            part = self._begin_line(self._line)
         if self._is_data and self._scan is not None:
             self._scan.feed(part)
 
-    def _tell_line(self, line: bytes) -> bytes:
+    def _begin_line(self, line: bytes) -> bytes:
         """Finds out what kind of line begins like this. Returns the data in its beginning."""
         if self._is_first_line:
             line = line.removeprefix(BOM)
@@ -106,7 +106,7 @@ class EventReader:
         """Ends a line. Returns whether it is empty, which ends the event."""
         is_empty = self._line == b""
         if self._line is not None:
-            data = self._tell_line(self._line)
+            data = self._begin_line(self._line)
             if self._scan is not None:
                 self._scan.feed(data)
         self._line = b""

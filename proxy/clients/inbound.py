@@ -157,14 +157,15 @@ class RoutingHints(NamedTuple):
     model: str | None = None
     affinity_key: str | None = None
     may_ask_usage: bool = False  # on the client's behalf
+    takes_row: bool = False
     route_key: str = ""  # chooses among the servers of a route
 
     def routed(self, team_id: str, request_id: str) -> "RoutingHints":
         """Returns the hints with a route key, by which a team's session stays with one server.
         Without a session, the key differs for each request."""
         is_session = (self.affinity_key or "").startswith(SESSION)
-        own_key = self.affinity_key if is_session else request_id
-        return self._replace(route_key=f"{team_id}\0{own_key}")
+        session_key = self.affinity_key if is_session else request_id
+        return self._replace(route_key=f"{team_id}\0{session_key}")
 
 
 class InboundRequest(NamedTuple):
@@ -173,7 +174,6 @@ class InboundRequest(NamedTuple):
     head: RequestHead
     body: RequestBody
     hints: RoutingHints
-    takes_row: bool
     team_id: str
     token_id: str = ""
     request_id: str = ""
@@ -200,7 +200,7 @@ def takes_row(method: str, path: str) -> bool:
     )
 
 
-def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
+def read_hints(head: RequestHead, body: RequestBody, takes_row: bool = False) -> RoutingHints:
     """Returns the hints in a JSON body. The native routes name the model in their path, and ignore
     a model in the body; so does this function. Raises BadRequest for a "Model" in capitals, which
     servers written in Go would read, and others would not."""
@@ -218,12 +218,14 @@ def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
     return RoutingHints(
         model=model if isinstance(model, str) else None,
         affinity_key=_affinity_key(fields),
-        may_ask_usage="content-encoding" not in head and may_ask(head.target, body.prefix, fields),
+        may_ask_usage="content-encoding" not in head.fields
+        and may_ask(head.target, body.prefix, fields),
+        takes_row=takes_row,
     )
 
 
 def _json_fields(head: RequestHead, body: RequestBody) -> dict[str, Any] | None:
-    content_type = head.get("content-type", "").lower()
+    content_type = head.fields.get("content-type", "").lower()
     if "json" not in content_type or not body.is_complete or not body.prefix:
         return None
     try:
@@ -253,7 +255,7 @@ def num_inspected_bytes(head: RequestHead, body: RequestBody) -> int:
 def _decoded(head: RequestHead, prefix: bytes) -> bytes:
     """Returns a whole body as the upstream will read it. Raises ValueError if that is not known:
     for another encoding, and for gzip that is damaged, or too large once it is decompressed."""
-    encoding = head.get("content-encoding", "").strip().lower() or "identity"
+    encoding = head.fields.get("content-encoding", "").strip().lower() or "identity"
     if encoding == "identity":
         return prefix
     if encoding not in GZIP:

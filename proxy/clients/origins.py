@@ -19,11 +19,12 @@ PREFLIGHT_HEADERS: Headers = [
     ("Access-Control-Allow-Headers", "*, Authorization"),
     ("Access-Control-Max-Age", "600"),
 ]
+PREFLIGHT_FIELDS = frozenset({"origin", "access-control-request-method"})
 READABLE_HEADERS = ("Access-Control-Expose-Headers", "*")
 
 
 def is_preflight(head: RequestHead) -> bool:
-    return head.method == "OPTIONS" and "origin" in head and "access-control-request-method" in head
+    return head.method == "OPTIONS" and head.fields.keys() >= PREFLIGHT_FIELDS
 
 
 def cors_headers(origin: str | None, allowed: Collection[str]) -> Headers:
@@ -40,7 +41,7 @@ def cors_headers(origin: str | None, allowed: Collection[str]) -> Headers:
 
 def check_preflight(head: RequestHead, allowed: Collection[str]) -> None:
     """Raises OriginNotAllowed for a preflight of an origin that is not allowed."""
-    origin = head.get("origin")
+    origin = head.fields.get("origin")
     if is_preflight(head) and not is_allowed(origin, allowed):
         raise OriginNotAllowed(
             f"Pages of origin {str(origin)[:128]!r} may not use this proxy; "
@@ -51,9 +52,9 @@ def check_preflight(head: RequestHead, allowed: Collection[str]) -> None:
 def check_own_page(head: RequestHead) -> None:
     """Raises OriginNotAllowed unless the browser says that a page of ours asks. Origin decides if
     Sec-Fetch-Site is missing, which browsers omit over plain HTTP to another machine."""
-    site = head.get("sec-fetch-site")
-    origin = urlsplit(head.get("origin", "")[:256]).netloc.lower()
-    host = head.get("host", "").lower()
+    site = head.fields.get("sec-fetch-site")
+    origin = urlsplit(head.fields.get("origin", "")[:256]).netloc.lower()
+    host = head.fields.get("host", "").lower()
     if site != "same-origin" if site is not None else not origin or origin != host:
         raise OriginNotAllowed(
             "With the login's cookie, only pages of this proxy may change something; "

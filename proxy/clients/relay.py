@@ -73,26 +73,26 @@ class UsageHider:
 
     def __init__(self, meter: UsageMeter) -> None:
         self._meter = meter
-        self._held = b""  # the part so far of an unfinished event
+        self._pending = b""  # the part so far of an unfinished event
         self._is_begun = False  # the client has got a part of the unfinished event
 
     def without_usage(self, piece: bytes, ends: list[EventEnd]) -> bytes:
         """Returns the bytes that may pass now. `ends` are those of the events in the piece."""
-        num_held, data = len(self._held), self._held + piece
+        num_pending, data = len(self._pending), self._pending + piece
         passed, begin = [], 0
         for end in ends:
             if self._is_begun or not end.is_usage:
-                passed.append(data[begin : num_held + end.at])
-            begin, self._is_begun = num_held + end.at, False
-        self._held = data[begin:]
+                passed.append(data[begin : num_pending + end.at])
+            begin, self._is_begun = num_pending + end.at, False
+        self._pending = data[begin:]
         if self._meter.is_between_events:
             passed.append(self.rest())
-        elif len(self._held) > MAX_HELD_BYTES:
+        elif len(self._pending) > MAX_HELD_BYTES:
             passed.append(self.rest())
             self._is_begun = True
         return b"".join(passed)
 
     def rest(self) -> bytes:
         """Returns the bytes that were held back, because they may pass now."""
-        held, self._held = self._held, b""
-        return held
+        pending, self._pending = self._pending, b""
+        return pending

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import overload
 
 import httptools
 from httptools import HttpParserError, HttpParserUpgrade
@@ -23,7 +22,7 @@ MAX_CACHED_NAME = 64  # bytes; longer ones could fill the memory
 END_OF_HEAD = b"\r\n\r\n"
 HEAD_OF_CHUNKS = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 # Without a user, which may be there to deceive (RFC 9110, section 4.2.4), and without a fragment.
-_URL = re.compile(r"(?i:https?)://([^/?#@:][^/?#@]*)([^#]*)")
+_URL = re.compile(r"(?i:https?)://([^/?#@:][^/?#@]*)((?:[/?][^#]*)?)")
 # Fields that may come only once, because another server might believe the second one.
 SINGLE_FIELDS = frozenset({"host", "content-length"})
 # Fields that may not come after the body, because that is too late (RFC 9110, section 6.5.1).
@@ -44,16 +43,6 @@ class RequestHead:
     keeps_alive: bool = True
     peer: str = ""
     scheme: str = "http"
-
-    @overload
-    def get(self, name: str) -> str | None: ...
-    @overload
-    def get(self, name: str, default: str) -> str: ...
-    def get(self, name: str, default: str | None = None) -> str | None:
-        return self.fields.get(name, default)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.fields
 
     @property
     def content_length(self) -> int | None:
@@ -234,7 +223,7 @@ class RequestReader:
             raise BadRequest("HTTP/1.0 knows no Transfer-Encoding; send a Content-Length.")
         if is_chunked and self._fields["transfer-encoding"].lower() != "chunked":
             raise BadRequest("Only the Transfer-Encoding 'chunked' is known here.")
-        if fault := host_fault(head.get("host"), is_http_1_0=head.is_http_1_0):
+        if fault := host_fault(head.fields.get("host"), is_http_1_0=head.is_http_1_0):
             raise BadRequest(f"The request is refused: {fault}; send one.")
         if not head.target.startswith("/"):
             _split_url(head)

@@ -89,13 +89,13 @@ class UsageMeter:
         and returns None if the answer has reported no usage."""
         if self._events is not None:
             self._events.finish()
-        prompt, completion = self._told()
+        prompt, completion = self._reported()
         cached = self._tally.cached
         if cached is not None:
             cached = min(cached, prompt or 0)
         if num_prompt_bytes is None:
-            is_told = prompt is not None or completion is not None
-            return Usage(prompt or 0, completion or 0, "usage", cached) if is_told else None
+            is_reported = prompt is not None or completion is not None
+            return Usage(prompt or 0, completion or 0, "usage", cached) if is_reported else None
         if prompt is None:
             prompt = self._prompt_tokens
         is_open = completion is None or self._tally.is_stale
@@ -105,7 +105,7 @@ class UsageMeter:
             prompt = num_prompt_bytes // BYTES_PER_TOKEN
         return Usage(prompt, max(completion or 0, estimate), source, cached)
 
-    def _told(self) -> tuple[int | None, int | None]:
+    def _reported(self) -> tuple[int | None, int | None]:
         """Returns the reported tokens of prompt and answer; embeddings report a total instead."""
         prompt, completion, total = self._tally.prompt, self._tally.completion, self._tally.total
         if total is not None:

@@ -8,8 +8,9 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,12 +34,14 @@ class ApiServer:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ValueError(f"KUBERNETES_API={url!r}; expected http(s)://host[:port]")
-        self._host, self._port, self._base = parts.hostname, parts.port, parts.path.rstrip("/")
-        self._token_file = account / "token"
-        self._context: ssl.SSLContext | None = None
-        if parts.scheme == "https":
-            self._context = ssl.create_default_context(cafile=account / "ca.crt")
+        self._base, self._token_file = parts.path.rstrip("/"), account / "token"
+        self._is_tls = parts.scheme == "https"
+        kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+        if self._is_tls:
+            context = ssl.create_default_context(cafile=account / "ca.crt")
+            kind = partial(http.client.HTTPSConnection, context=context)
             self._token_file.read_text("ascii")
+        self._connection = partial(kind, parts.hostname, parts.port, timeout=CONNECT_TIMEOUT_S)
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._is_closed = False
@@ -72,15 +75,7 @@ class ApiServer:
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _connected(self) -> http.client.HTTPConnection:
-        connection: http.client.HTTPConnection
-        if self._context is None:
-            connection = http.client.HTTPConnection(
-                self._host, self._port, timeout=CONNECT_TIMEOUT_S
-            )
-        else:
-            connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=CONNECT_TIMEOUT_S, context=self._context
-            )
+        connection = self._connection()
         connection.connect()
         connection.sock.settimeout(ANSWER_TIMEOUT_S)
         with self._lock:
@@ -91,11 +86,12 @@ class ApiServer:
         return connection
 
     def _headers(self) -> dict[str, str]:
-        if self._context is None:
-            return {"Accept": "application/json"}
-        # Read each time, because the kubelet renews it within the hour.
-        token = self._token_file.read_text("ascii").strip()
-        return {"Accept": "application/json", "Authorization": f"Bearer {token}"}
+        headers = {"Accept": "application/json"}
+        if self._is_tls:
+            # Read each time, because the kubelet renews it within the hour.
+            token = self._token_file.read_text("ascii").strip()
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
 
 
 def _refusal(response: http.client.HTTPResponse) -> DiscoveryFailed:

@@ -69,11 +69,12 @@ class Balancer:
 
     def replace(self, specs: Sequence[UpstreamSpec]) -> None:
         """Takes a new list. Upstreams that stay keep their state; streams of the others run on."""
-        known = {upstream.spec: upstream for upstream in self.upstreams}
-        kept = tuple(known.pop(spec) if spec in known else self._make(spec) for spec in specs)
-        self.upstreams = kept
-        for gone in known.values():
-            gone.pool.close()
+        previous = {upstream.spec: upstream for upstream in self.upstreams}
+        self.upstreams = tuple(
+            previous.pop(spec) if spec in previous else self._make(spec) for spec in specs
+        )
+        for removed in previous.values():
+            removed.pool.close()
 
     def affinity_counts(self) -> dict[str, int]:
         """Returns how many requests their preferred replica got (`kept`), or another (`moved`)."""
@@ -100,11 +101,7 @@ class Balancer:
         return healths == {UpstreamHealth.NOT_READY}
 
     def choose(
-        self,
-        hints: RoutingHints,
-        excluded: AbstractSet[Upstream] = frozenset(),
-        *,
-        takes_row: bool = False,
+        self, hints: RoutingHints, excluded: AbstractSet[Upstream] = frozenset()
     ) -> Upstream:
         """Returns the upstream for a request, which counts as in flight until `finish`.
 
@@ -115,7 +112,7 @@ class Balancer:
         """
         if not self.upstreams:
             raise UpstreamNotReady("no upstream is listed")
-        serving = self._serving(hints, excluded, takes_row=takes_row)
+        serving = self._serving(hints, excluded)
         if not serving:
             raise UpstreamUnreachable(
                 f"no upstream left for model {hints.model!r} of {len(self.upstreams)}"
@@ -126,22 +123,22 @@ class Balancer:
             states = (f"{upstream.name} is {upstream.health.value}" for upstream in serving)
             raise UpstreamNotReady(", ".join(states))
         for group in self._groups(candidates, hints):
-            if free := [each for each in group if self._has_room(each, takes_row)]:
+            if free := [each for each in group if self._has_room(each, hints.takes_row)]:
                 chosen = self._pick(free, group, hints.affinity_key)
-                chosen.share(self._clock())
+                chosen.share()
                 chosen.in_flight += 1
                 return chosen
         raise AllRowsBusy(", ".join(f"{u.name} has {u.in_flight}" for u in candidates))
 
     def line_of(self, hints: RoutingHints) -> tuple[str, ...]:
-        """Returns the names of the upstreams that a request for a row may go to."""
-        return tuple(u.name for u in self._serving(hints, frozenset(), takes_row=True))
+        """Returns the names of the upstreams that a request may go to."""
+        return tuple(upstream.name for upstream in self._serving(hints))
 
     def has_alternative(
-        self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool
+        self, hints: RoutingHints, excluded: AbstractSet[Upstream] = frozenset()
     ) -> bool:
         """Returns whether a usable upstream is left besides `excluded`."""
-        return any(map(self.is_usable, self._serving(hints, excluded, takes_row=takes_row)))
+        return any(map(self.is_usable, self._serving(hints, excluded)))
 
     def with_other_models(self, upstream: Upstream) -> list[Upstream]:
         """Returns one usable upstream for each list of models that differs from this one's."""
@@ -154,34 +151,15 @@ class Balancer:
 
     def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
         """Ends a request. `had_row` is False if it was refused for lack of a row."""
-        upstream.share(self._clock())
+        upstream.share()
         upstream.in_flight -= 1
         if had_row:
             upstream.is_full = False
-
-    def share_s(self, upstream: Upstream) -> float:
-        """Returns the upstream's seconds, divided equally among the requests in flight at the time.
-        A request's share is the difference between the values at its end and at its beginning."""
-        if upstream.spec.cents_per_hour is None:
-            return 0.0
-        upstream.share(self._clock())
-        return upstream.share_s
 
     def report_full(self, upstream: Upstream) -> bool:
         """Records that an upstream takes no more. Returns whether to wait for one of its rows."""
         upstream.is_full = upstream.rows is not None
         return upstream.is_full
-
-    def begin_stream(self, upstream: Upstream) -> None:
-        upstream.num_streams += 1
-        upstream.last_piece_s = self._clock()
-
-    def end_stream(self, upstream: Upstream) -> None:
-        upstream.num_streams -= 1
-
-    def note_piece(self, upstream: Upstream) -> None:
-        """A piece of a stream has come."""
-        upstream.last_piece_s = self._clock()
 
     def report_success(self, upstream: Upstream) -> None:
         upstream.num_failures = 0
@@ -215,7 +193,7 @@ class Balancer:
         if not is_silent:
             upstream.rows, upstream.is_full = rows or upstream.rows_by_list, False
             num_taken = rows.num_taken if rows else 0
-            upstream.share(self._clock())
+            upstream.share()
             upstream.num_taken_by_others = max(0, num_taken - upstream.in_flight)
         if health is UpstreamHealth.READY and upstream.was_unreachable:
             upstream.ejected_until_s = 0.0
@@ -231,19 +209,19 @@ class Balancer:
         parts = urlsplit(spec.url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         pool = ConnectionPool(parts.scheme, parts.hostname or "", port, self._connect_timeout_s)
-        return Upstream(spec, pool, self._keys)
+        return Upstream(spec, pool, self._keys, self._clock)
 
     def route_of(self, hints: RoutingHints) -> tuple[RouteBackend, ...]:
         return self._routes().of(hints.model)
 
     def _serving(
-        self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool
+        self, hints: RoutingHints, excluded: AbstractSet[Upstream] = frozenset()
     ) -> list[Upstream]:
         serving = [u for u in self.upstreams if not u.spec.models or hints.model in u.spec.models]
         if backends := self.route_of(hints):
             servers = {each.server for each in backends}
             serving = [upstream for upstream in serving if upstream.spec.server in servers]
-        if not serving and not takes_row:
+        if not serving and not hints.takes_row:
             serving = list(self.upstreams)
         return [each for each in serving if each not in excluded] if excluded else serving
 
@@ -257,9 +235,8 @@ class Balancer:
         return ([each for each in candidates if each.spec.server == name] for name in in_turn)
 
     def _has_room(self, upstream: Upstream, takes_row: bool) -> bool:
-        if upstream.in_flight >= self._max_in_flight:
-            return False
-        return upstream.has_row() if takes_row else True
+        is_open = upstream.in_flight < self._max_in_flight
+        return is_open and (not takes_row or upstream.has_row())
 
     def _pick(
         self, free: Sequence[Upstream], group: Sequence[Upstream], affinity_key: str | None
@@ -274,9 +251,9 @@ class Balancer:
         in_all = sum(upstream.load() * upstream.spec.weight for upstream in free)
         mean_load = (in_all + 1) / total_weight
         bound = MAX_LOAD_FACTOR * mean_load + LOAD_SLACK
-        open_ones = {upstream for upstream in free if upstream.load() <= bound}
+        candidates = {upstream for upstream in free if upstream.load() <= bound}
         order = sorted(group, key=lambda u: -rendezvous(affinity_key, u.spec.url, u.spec.weight))
-        chosen = next((upstream for upstream in order if upstream in open_ones), least)
+        chosen = next((upstream for upstream in order if upstream in candidates), least)
         self._affinity["kept" if chosen is order[0] else "moved"] += 1
         return chosen
 

@@ -106,8 +106,8 @@ class Services:
 
     def path(self, **query: str | int) -> str:
         selector = f"{SERVICE_LABEL} in ({','.join(self.names)})"
-        asked = urlencode({"labelSelector": selector, **query})
-        return f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices?{asked}"
+        parameters = urlencode({"labelSelector": selector, **query})
+        return f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices?{parameters}"
 
 
 class EndpointSlices(Discovery):
@@ -244,11 +244,11 @@ def _spec(address: str, port: int, labels: dict[str, str]) -> UpstreamSpec:
         ) from None
 
 
-def _joined(one: UpstreamSpec, other: UpstreamSpec) -> UpstreamSpec:
+def _joined(first: UpstreamSpec, second: UpstreamSpec) -> UpstreamSpec:
     """Joins the specs of a pod in two Services: it takes requests for the models of both."""
-    is_for_any = not one.models or not other.models
-    models = () if is_for_any else tuple(sorted({*one.models, *other.models}))
-    return replace(one, models=models)
+    is_for_any = not first.models or not second.models
+    models = () if is_for_any else tuple(sorted({*first.models, *second.models}))
+    return replace(first, models=models)
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:

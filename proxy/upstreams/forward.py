@@ -7,7 +7,6 @@ when it crashes. In all cases the whole body is still in memory.
 """
 
 import asyncio
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,13 +49,13 @@ class Reply:
     has_asked_usage: bool = False  # on the client's behalf
     is_stream: bool = field(init=False)
     is_held_back: bool = False
-    begun_s: float = 0.0  # `Balancer.share_s` at the request's beginning
+    begun_s: float = 0.0  # `Upstream.share` at the request's beginning
     replica_cents: float | None = None  # known once this is closed
 
     def __post_init__(self) -> None:
         self.is_stream = self.head.length is None and not self.connection.is_whole
         if self.is_stream:
-            self.forwarder.balancer.begin_stream(self.upstream)
+            self.upstream.begin_stream()
 
     @property
     def has_unframed_body(self) -> bool:
@@ -68,17 +67,15 @@ class Reply:
         self.connection.set_reading(is_reading)
         if self.is_stream and self.is_held_back is is_reading:
             self.is_held_back = not is_reading
-            balancer = self.forwarder.balancer
-            (balancer.begin_stream if is_reading else balancer.end_stream)(self.upstream)
+            self.upstream.begin_stream() if is_reading else self.upstream.end_stream()
 
     def close(self) -> None:
         """Gives the connection back if it can serve again, and closes it at once if not."""
-        balancer = self.forwarder.balancer
         if (cents_per_hour := self.upstream.spec.cents_per_hour) is not None:
-            had_s = balancer.share_s(self.upstream) - self.begun_s
-            self.replica_cents = round(cents_per_hour * had_s / 3600, 9)
+            share_s = self.upstream.share() - self.begun_s
+            self.replica_cents = round(cents_per_hour * share_s / 3600, 9)
         if self.is_stream and not self.is_held_back:
-            balancer.end_stream(self.upstream)
+            self.upstream.end_stream()
         if self.upload is not None and not _is_whole(self.upload):
             self.upload.cancel()
             self.connection.abort()
@@ -94,7 +91,7 @@ class Forwarder:
         self._settings = settings
         self.balancer = balancer
         self._sleepers = sleepers
-        self.room = WaitingRoom(self._choose, self.finish, self._line_of, settings.queue_size)
+        self.room = WaitingRoom(balancer.choose, self.finish, balancer.line_of, settings.queue_size)
         self._retries = RetryBudget()
         # In the order of deadlines, because all answers have the same time limit.
         self._deadline_s: dict[UpstreamConnection, float] = {}
@@ -115,7 +112,7 @@ class Forwarder:
         plain = request._replace(hints=request.hints._replace(may_ask_usage=False))
         again = await self._open(plain, only)
         if again.head.status < 300:
-            reply.upstream.tells_usage = False
+            reply.upstream.reports_usage = False
         return again
 
     async def _open(self, request: InboundRequest, only: Upstream | None) -> Reply:
@@ -160,31 +157,25 @@ class Forwarder:
             try:
                 upstream = self._free_upstream(request, tried)
                 upstream = upstream or await self.room.enter(request, tried, deadline_s)
-                if request.takes_row:
+                if request.hints.takes_row:
                     self._sleepers.note_fallback(request.hints, upstream.spec.server)
                 return upstream
             except (UpstreamNotReady, UpstreamUnreachable) as error:
                 # After UpstreamNotReady it waits: a tried replica may go before the next is ready.
                 is_refused = bool(tried) and isinstance(error, UpstreamUnreachable)
-                if is_refused or not request.takes_row:
+                if is_refused or not request.hints.takes_row:
                     raise
                 if not await self._sleepers.wake(request.hints, deadline_s):
                     raise
 
     def _free_upstream(self, request: InboundRequest, tried: set[Upstream]) -> Upstream | None:
         """Returns an upstream; None if the request must wait for a row, or behind others."""
-        if request.takes_row and len(self.room):
+        if request.hints.takes_row and len(self.room):
             return None
         try:
-            return self._choose(request, tried)
+            return self.balancer.choose(request.hints, tried)
         except AllRowsBusy:
             return None
-
-    def _line_of(self, request: InboundRequest) -> tuple[str, ...]:
-        return self.balancer.line_of(request.hints)
-
-    def _choose(self, request: InboundRequest, tried: AbstractSet[Upstream]) -> Upstream:
-        return self.balancer.choose(request.hints, tried, takes_row=request.takes_row)
 
     def _may_go_elsewhere(
         self, request: InboundRequest, upstream: Upstream, tried: set[Upstream]
@@ -192,7 +183,7 @@ class Forwarder:
         """Returns whether to go on after a 503: to another upstream, or to wait for a row here."""
         if not request.body.is_complete:
             return False
-        if request.takes_row and self.balancer.report_full(upstream):
+        if request.hints.takes_row and self.balancer.report_full(upstream):
             return self._retries.try_spend()
         return self._may_try_another(request, upstream, tried)
 
@@ -201,7 +192,7 @@ class Forwarder:
     ) -> bool:
         """Returns whether another upstream may do again what this one may have begun. It must have
         the same `server`, because another server may charge for it."""
-        changes_nothing = request.takes_row or request.head.method in SAFE_METHODS
+        changes_nothing = request.hints.takes_row or request.head.method in SAFE_METHODS
         if not (changes_nothing and request.body.is_complete):
             return False
         server = upstream.spec.server
@@ -212,14 +203,12 @@ class Forwarder:
         self, request: InboundRequest, upstream: Upstream, tried: set[Upstream]
     ) -> bool:
         tried.add(upstream)
-        return (
-            self.balancer.has_alternative(request.hints, tried, takes_row=request.takes_row)
-            and self._retries.try_spend()
-        )
+        has_alternative = self.balancer.has_alternative(request.hints, tried)
+        return has_alternative and self._retries.try_spend()
 
     async def _try(self, upstream: Upstream, request: InboundRequest, fields: Headers) -> Reply:
         """Tries one upstream. On failure finishes the request; else the reply's `close` does."""
-        begun_s = self.balancer.share_s(upstream)
+        begun_s = upstream.share()
         try:
             while True:
                 connection = upstream.pool.take_idle() or await self._connect(upstream)
@@ -257,7 +246,7 @@ class Forwarder:
         request: InboundRequest,
         fields: Headers,
     ) -> Reply:
-        asks_usage = request.hints.may_ask_usage and upstream.tells_usage
+        asks_usage = request.hints.may_ask_usage and upstream.reports_usage
         upload: asyncio.Task[None] | None = None
         try:
             data, is_whole = _request_bytes(upstream, request, fields), request.body.is_complete
@@ -324,7 +313,7 @@ def _is_whole(upload: asyncio.Task[None]) -> bool:
 def _body_for(upstream: Upstream, request: InboundRequest) -> bytes:
     """Returns the received part of the body, with the question for usage if that may be asked."""
     body = request.body.prefix
-    return asking(body) if request.hints.may_ask_usage and upstream.tells_usage else body
+    return asking(body) if request.hints.may_ask_usage and upstream.reports_usage else body
 
 
 def _fields_for(upstream: Upstream, fields: Headers) -> Headers:

@@ -52,7 +52,7 @@ _URL = re.compile(r"(?i)(https?:)?//[^\s;,'\"]*")
 def upstream_headers(request: InboundRequest) -> Headers:
     """Returns the client's end-to-end headers, then ours. The caller adds Host and framing."""
     head = request.head
-    nominated = _nominated(head.get("connection", ""))
+    nominated = _nominated(head.fields.get("connection", ""))
     headers = [
         (name, value)
         for name, value in head.fields.items()
@@ -68,20 +68,20 @@ def upstream_headers(request: InboundRequest) -> Headers:
         ("X-Request-Id", request.request_id),
         ("X-Forwarded-For", head.peer),
         ("X-Forwarded-Proto", head.scheme),
-        ("X-Forwarded-Host", head.get("host", "")),
+        ("X-Forwarded-Host", head.fields.get("host", "")),
     ]
 
 
 def client_headers(
-    received: Headers, ours: Headers, is_chunked: bool, upstream_url: str
+    received: Headers, added: Headers, is_chunked: bool, upstream_url: str
 ) -> Headers:
-    """Returns the upstream's end-to-end headers, with `ours` in place of any of the same name.
+    """Returns the upstream's end-to-end headers, with `added` in place of any of the same name.
 
     Redirects to the upstream's own address become paths, which lead back here. Raises
     UpstreamBroken for framing that the client could read in another way than we do; other
     violations of HTTP are refused where the answer is read.
     """
-    dropped = {name.lower() for name, _ in ours}
+    dropped = {name.lower() for name, _ in added}
     passed = []
     for name, value in received:
         key = name.lower()
@@ -93,7 +93,7 @@ def client_headers(
             passed.append((name, without_address(value, upstream_url)))
         elif key not in NEVER_RETURNED and not key.startswith("access-control-"):
             passed.append((name, value))
-    return [(name, value) for name, value in passed if name.lower() not in dropped] + ours
+    return [(name, value) for name, value in passed if name.lower() not in dropped] + added
 
 
 def without_address(value: str, upstream_url: str) -> str:

@@ -41,7 +41,7 @@ class Receiver(Protocol):
         """Takes the pieces that came at one time, in order."""
 
 
-class _Whole:
+class _BodyReader:
     """Collects an answer's body, up to a bound."""
 
     def __init__(self, connection: "UpstreamConnection", max_bytes: int) -> None:
@@ -183,7 +183,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     async def read_whole(self, max_bytes: int) -> bytes | None:
         """Returns the whole body; None if it is longer. Raises StreamBroken if it ends too soon."""
-        body = _Whole(self, max_bytes)
+        body = _BodyReader(self, max_bytes)
         try:
             await self.relay(body)
         except StreamBroken:

@@ -40,16 +40,16 @@ class Sleeper(BaseModel):
     ready_in_s: Annotated[float, Field(ge=0, le=MAX_READY_IN_S)] | None = None
 
 
-class _Told(BaseModel):
+class _SleepersAnswer(BaseModel):
     servers: tuple[Sleeper, ...] = Field(max_length=1000)
 
 
-def told_by(url: str, wanted: Collection[str]) -> tuple[Sleeper, ...]:
+def report_wanted(url: str, wanted: Collection[str]) -> tuple[Sleeper, ...]:
     """Tell the controller which servers are wanted, and return its answer. Blocks, within BOUNDS
     for each request. Raises FetchFailed and ValueError."""
     for server in sorted(wanted):
         ask(f"{url}/wake/{quote(server, safe='')}", BOUNDS, "POST")
-    return _Told.model_validate_json(fetch(f"{url}/sleepers", BOUNDS)).servers
+    return _SleepersAnswer.model_validate_json(fetch(f"{url}/sleepers", BOUNDS)).servers
 
 
 class Sleepers:
@@ -61,7 +61,7 @@ class Sleepers:
         self._sleepers: tuple[Sleeper, ...] = ()
         self._waiting: Counter[str] = Counter()
         self._wanted: set[str] = set()  # servers wanted since the controller was last told
-        self._told: set[str] = set()  # servers that it was last told
+        self._reported: set[str] = set()  # servers that it was last told
         self._has_changed = asyncio.Event()
         self._fault = ""
         self.rounds = Repeated(self._ask, lambda: settings.health_interval)
@@ -88,7 +88,7 @@ class Sleepers:
         with self._counted(sleeper.server):
             try:
                 async with asyncio.timeout_at(deadline_s):
-                    while not self._balancer.has_alternative(hints, frozenset(), takes_row=True):
+                    while not self._balancer.has_alternative(hints):
                         self._check_time(self._of(hints) or sleeper, deadline_s)
                         await self._has_changed.wait()
             except TimeoutError:
@@ -114,7 +114,7 @@ class Sleepers:
         if absent := {sleeper.server for sleeper in self._sleepers} & set(in_turn) - {server}:
             absent -= {each.spec.server for each in self._balancer.upstreams}
             # Immediately the first time; later as often as for servers that are waited for.
-            if absent - self._wanted - self._told:
+            if absent - self._wanted - self._reported:
                 self.rounds.request_run()
             self._wanted |= absent
 
@@ -141,9 +141,9 @@ class Sleepers:
         if (url := self._settings.cluster_url) is None:
             return
         wanted = self._wanted | {name for name, count in self._waiting.items() if count}
-        self._told, self._wanted = wanted, set()
+        self._reported, self._wanted = wanted, set()
         try:
-            self._sleepers = await self._aside.run(told_by, url, wanted)
+            self._sleepers = await self._aside.run(report_wanted, url, wanted)
             self._note_fault("")
         except (FetchFailed, ValueError) as error:
             self._note_fault(str(error))

@@ -1,5 +1,6 @@
 """One server behind the proxy, and what the balancer knows about it."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -39,7 +40,8 @@ class Upstream:
     spec: UpstreamSpec
     pool: ConnectionPool
     keys: Callable[[], UpstreamKeys] = dict  # reads the current keys of all upstreams
-    tells_usage: bool = True  # False: it refused the question for usage
+    clock: Callable[[], float] = time.monotonic
+    reports_usage: bool = True  # False: it refused the question for usage
     in_flight: int = 0
     health: UpstreamHealth = UpstreamHealth.READY
     num_silent_checks: int = 0  # unanswered health checks in a row
@@ -52,7 +54,7 @@ class Upstream:
     is_full: bool = False  # it said so itself, and none of its rows has come free since
     num_streams: int = 0  # streams that are being relayed
     last_piece_s: float = 0.0  # when the last piece of any stream came
-    share_s: float = 0.0  # see `Balancer.share_s`
+    shared_s: float = 0.0  # see `share`
     shared_until_s: float = 0.0
     host: str = field(init=False)
     base_path: str = field(init=False)
@@ -78,14 +80,27 @@ class Upstream:
         num_requests = self.in_flight + self.num_taken_by_others + num_more
         return num_requests / self.spec.weight * USUAL_ROWS / num_rows
 
-    def share(self, now_s: float) -> None:
-        """Updates `share_s`, if the upstream has a price. Call this before the number of requests
-        changes, and before reading `share_s`."""
-        if self.spec.cents_per_hour is None:
-            return
-        num_requests = max(1, self.in_flight + self.num_taken_by_others)
-        self.share_s += (now_s - self.shared_until_s) / num_requests
-        self.shared_until_s = now_s
+    def share(self) -> float:
+        """Returns the upstream's seconds, divided equally among the requests in flight at the time;
+        0 without a price. A request's share is the difference between the values at its end and at
+        its beginning. Call this before the number of requests changes."""
+        if self.spec.cents_per_hour is not None:
+            now_s = self.clock()
+            num_requests = max(1, self.in_flight + self.num_taken_by_others)
+            self.shared_s += (now_s - self.shared_until_s) / num_requests
+            self.shared_until_s = now_s
+        return self.shared_s
+
+    def begin_stream(self) -> None:
+        self.num_streams += 1
+        self.last_piece_s = self.clock()
+
+    def note_piece(self) -> None:
+        """A piece of a stream has come."""
+        self.last_piece_s = self.clock()
+
+    def end_stream(self) -> None:
+        self.num_streams -= 1
 
     def has_row(self) -> bool:
         """Returns whether one more request has a row, or gets the first one that comes free."""

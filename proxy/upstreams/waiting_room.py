@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from operator import attrgetter
 
-from proxy.clients.inbound import InboundRequest
+from proxy.clients.inbound import InboundRequest, RoutingHints
 from proxy.errors import AllRowsBusy, ProxyError
 from proxy.upstreams.upstream import Upstream
 
 # Requests of a line that are tried, because the first may have tried the free upstream already.
 MAX_LOOKED_AT = 16
 
-Choose = Callable[[InboundRequest, AbstractSet[Upstream]], Upstream]
+Choose = Callable[[RoutingHints, AbstractSet[Upstream]], Upstream]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class WaitingRoom:
         self,
         choose: Choose,
         give_back: Callable[[Upstream], None],
-        line_of: Callable[[InboundRequest], Hashable],
+        line_of: Callable[[RoutingHints], Hashable],
         max_waiting: int,
     ) -> None:
         """`choose` returns an upstream with a free row and counts the request in, or raises.
@@ -61,7 +61,7 @@ class WaitingRoom:
         """
         if self._num_waiting >= self._max_waiting:
             raise AllRowsBusy(f"{self._num_waiting} requests wait; raise QUEUE_SIZE or add servers")
-        guest = _Guest(next(self._numbers), request, self._line_of(request), tried)
+        guest = _Guest(next(self._numbers), request, self._line_of(request.hints), tried)
         lines = self._teams.setdefault(request.team_id, {})
         lines.setdefault(guest.line, deque()).append(guest)
         self._num_waiting += 1
@@ -92,7 +92,7 @@ class WaitingRoom:
             if guest.upstream.cancelled():  # the request is about to leave
                 continue
             try:
-                upstream = self._choose(guest.request, guest.tried)
+                upstream = self._choose(guest.request.hints, guest.tried)
             except AllRowsBusy:
                 continue
             except ProxyError as error:

@@ -56,17 +56,17 @@ def test_requests_share_exactly_the_time_in_which_their_upstream_has_any(
     clock = Clock()
     balancer = make_balancer(clock, UpstreamSpec("http://a:1", cents_per_hour=40))
     begun: list[float] = []
-    had_s, busy_s = 0.0, 0
+    shared_s, busy_s = 0.0, 0
     for is_begin, passes_s in [*moves, *[(False, 1)] * len(moves)]:
         clock.now_s += passes_s
         busy_s += passes_s if begun else 0
         if is_begin:
             upstream = balancer.choose(RoutingHints())
-            begun.append(balancer.share_s(upstream))
+            begun.append(upstream.share())
         elif begun:
-            had_s += balancer.share_s(upstream) - begun.pop(0)
+            shared_s += upstream.share() - begun.pop(0)
             balancer.finish(upstream)
-    assert had_s == pytest.approx(busy_s)
+    assert shared_s == pytest.approx(busy_s)
 
 
 @given(key=st.text(max_size=40))
@@ -124,7 +124,7 @@ def test_replica_without_a_row_has_moved_its_requests(clock: Clock) -> None:
     specs = [UpstreamSpec(f"http://u{i}:80", rows=1) for i in range(2)]
     balancer = make_balancer(clock, *specs)
     for _ in range(4):
-        balancer.choose(RoutingHints(None, "hot"), takes_row=True)
+        balancer.choose(RoutingHints(None, "hot", takes_row=True))
     assert balancer.affinity_counts() == {"kept": 2, "moved": 2}
 
 
@@ -223,7 +223,7 @@ def test_models_restrict_the_choice(clock: Clock) -> None:
     assert {serve(balancer, str(i), "large") for i in range(20)} == {"b:1"}
     only = make_balancer(clock, specs[0])
     with pytest.raises(UpstreamUnreachable):
-        only.choose(RoutingHints("large"), takes_row=True)
+        only.choose(RoutingHints("large", takes_row=True))
 
 
 def test_what_is_for_no_served_model_goes_to_any_unless_it_takes_a_row(clock: Clock) -> None:
@@ -235,7 +235,7 @@ def test_what_is_for_no_served_model_goes_to_any_unless_it_takes_a_row(clock: Cl
     with pytest.raises(UpstreamUnreachable):
         balancer.choose(RoutingHints("b"), {b})
     with pytest.raises(UpstreamUnreachable):
-        balancer.choose(RoutingHints(), takes_row=True)
+        balancer.choose(RoutingHints(takes_row=True))
 
 
 def test_each_list_of_models_has_one_upstream_that_is_usable(clock: Clock) -> None:

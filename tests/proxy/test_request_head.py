@@ -132,9 +132,7 @@ def test_url_is_the_request_of_its_path_to_its_host(
     assert head == read(method + plain.encode()).head
 
 
-@pytest.mark.parametrize(
-    ("line", "target"), [(b"GET http://p", "/"), (b"OPTIONS http://p", "*")]
-)
+@pytest.mark.parametrize(("line", "target"), [(b"GET http://p", "/"), (b"OPTIONS http://p", "*")])
 def test_url_without_a_path_is_about_the_root_or_the_server(line: bytes, target: str) -> None:
     assert read(line + b" HTTP/1.1\r\nHost: p\r\n\r\n").head.target == target
 

@@ -50,8 +50,8 @@ def make_balancer(routes: Routes | None = None) -> Balancer:
 
 
 def choose(balancer: Balancer, key: str = "", model: str = "chat") -> Upstream:
-    hints = RoutingHints(model).routed("team", key)
-    return balancer.choose(hints, takes_row=True)
+    hints = RoutingHints(model, takes_row=True).routed("team", key)
+    return balancer.choose(hints)
 
 
 def serve(balancer: Balancer, key: str, model: str = "chat") -> str:

@@ -36,7 +36,7 @@ def fill(balancer: Balancer) -> list[str]:
     names = []
     while True:
         try:
-            names.append(balancer.choose(RoutingHints(), takes_row=True).name)
+            names.append(balancer.choose(RoutingHints(takes_row=True)).name)
         except AllRowsBusy:
             return names
 
@@ -75,12 +75,12 @@ def test_no_number_that_a_server_says_breaks_the_choice(num: int, busy: int, que
     answer = json.dumps({"user_rows": num, "busy_rows": busy, "queued": queued}).encode()
     balancer, _ = balancer_of(parse_rows(answer), UpstreamRows(8, 0))
     for key in (None, "a", "b"):
-        balancer.choose(RoutingHints(affinity_key=key), takes_row=True)
+        balancer.choose(RoutingHints(affinity_key=key, takes_row=True))
 
 
 def test_requests_go_where_the_smallest_share_of_rows_is_busy() -> None:
     balancer, _ = balancer_of(UpstreamRows(32, 0), UpstreamRows(8, 0))
-    names = [balancer.choose(RoutingHints(), takes_row=True).name for _ in range(40)]
+    names = [balancer.choose(RoutingHints(takes_row=True)).name for _ in range(40)]
     assert names.count("u0:1") == 32
 
 
@@ -120,18 +120,18 @@ def test_one_that_does_not_say_has_the_rows_of_the_list() -> None:
     for _ in range(2):
         balancer.report_health(upstream, UpstreamHealth.READY, None)
     for _ in range(3):
-        balancer.choose(RoutingHints(), takes_row=True)
+        balancer.choose(RoutingHints(takes_row=True))
     with pytest.raises(AllRowsBusy):
-        balancer.choose(RoutingHints(), takes_row=True)
+        balancer.choose(RoutingHints(takes_row=True))
     balancer.report_health(upstream, UpstreamHealth.READY, UpstreamRows(8, 3))
-    assert balancer.choose(RoutingHints(), takes_row=True) is upstream, "it knows better"
+    assert balancer.choose(RoutingHints(takes_row=True)) is upstream, "it knows better"
 
 
 def test_full_one_is_left_until_a_row_comes_free() -> None:
     balancer, _ = balancer_of(UpstreamRows(4, 0))
     (upstream,) = balancer.upstreams
     for _ in range(2):
-        balancer.choose(RoutingHints(), takes_row=True)
+        balancer.choose(RoutingHints(takes_row=True))
     assert balancer.report_full(upstream)
     balancer.finish(upstream, had_row=False)
     assert fill(balancer) == []
@@ -151,17 +151,17 @@ def test_one_that_says_nothing_of_rows_is_not_waited_for() -> None:
 def test_one_whose_streams_all_stall_gets_no_more_until_one_goes_on() -> None:
     balancer, clock = balancer_of(None, None, stall_timeout_s=60)
     stalled, other = balancer.upstreams
-    balancer.begin_stream(stalled)
+    stalled.begin_stream()
     clock.now_s += 59
-    balancer.begin_stream(stalled)
+    stalled.begin_stream()
     clock.now_s += 60.5
     assert {balancer.choose(RoutingHints()) for _ in range(4)} == {other}
-    balancer.note_piece(stalled)
+    stalled.note_piece()
     assert balancer.choose(RoutingHints()) is stalled
     clock.now_s += 61
     assert not balancer.is_usable(stalled)
-    balancer.end_stream(stalled)
-    balancer.end_stream(stalled)
+    stalled.end_stream()
+    stalled.end_stream()
     assert balancer.is_usable(stalled)
 
 

@@ -59,7 +59,7 @@ REQUEST_LINES = {
     "URL with a fragment": b"POST http://p/victim#x HTTP/1.1",
     "URL without a host": b"POST http:///victim HTTP/1.1",
     "URL with a port alone": b"POST http://:80/victim HTTP/1.1",
-    "URL with an invalid host": b"POST http://p\"q/victim HTTP/1.1",
+    "URL with an invalid host": b'POST http://p"q/victim HTTP/1.1',
     "URL of two slashes": b"POST http://p//victim HTTP/1.1",
     "URL of another scheme": b"POST ftp://p/victim HTTP/1.1",
     "authority form": b"POST p:80 HTTP/1.1",

@@ -46,15 +46,15 @@ class Rows:
         self.num_free = num_free
         self.error: Exception | None = None
         self.served: list[str] = []
-        self.room = WaitingRoom(self.choose, self.give_back, lambda request: 0, max_waiting)
+        self.room = WaitingRoom(self.choose, self.give_back, lambda hints: 0, max_waiting)
 
-    def choose(self, request: InboundRequest, tried: AbstractSet[Upstream]) -> Upstream:
+    def choose(self, hints: RoutingHints, tried: AbstractSet[Upstream]) -> Upstream:
         if self.error is not None:
             raise self.error
         if not self.num_free:
             raise AllRowsBusy("none")
         self.num_free -= 1
-        self.served.append(request.head.target)
+        self.served.append(hints.model or "")
         return self.upstream
 
     def give_back(self, upstream: Upstream) -> None:
@@ -62,9 +62,8 @@ class Rows:
         self.room.admit()
 
     async def wait(self, name: str, team_id: str, timeout_s: float = 60.0) -> Upstream:
-        head = RequestHead("POST", name, {})
-        body = RequestBody(head, NoSource())
-        request = InboundRequest(head, body, RoutingHints(), True, team_id)
+        head = RequestHead("POST", "/", {})
+        request = InboundRequest(head, RequestBody(head, NoSource()), RoutingHints(name), team_id)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         return await self.room.enter(request, set(), deadline_s)
 
@@ -163,14 +162,12 @@ def test_who_wants_what_is_busy_holds_up_nobody_behind() -> None:
         rows = Rows(num_free=1)
         choose = rows.choose
 
-        def choose_but_for_the_first(
-            request: InboundRequest, tried: AbstractSet[Upstream]
-        ) -> Upstream:
-            if request.head.target == "a1":
+        def choose_but_for_the_first(hints: RoutingHints, tried: AbstractSet[Upstream]) -> Upstream:
+            if hints.model == "a1":
                 raise AllRowsBusy("another model's")
-            return choose(request, tried)
+            return choose(hints, tried)
 
-        rows.room = WaitingRoom(choose_but_for_the_first, rows.give_back, lambda request: 0, 10)
+        rows.room = WaitingRoom(choose_but_for_the_first, rows.give_back, lambda hints: 0, 10)
         tasks = await rows.begin("a1", "a2")
         await tasks[1]
         tasks[0].cancel()
@@ -191,15 +188,12 @@ def test_however_many_wait_for_a_model_they_keep_none_for_another_waiting(num_wa
         for upstream in balancer.upstreams:
             balancer.report_health(upstream, UpstreamHealth.READY, upstream.rows)
 
-        def choose(request: InboundRequest, tried: AbstractSet[Upstream]) -> Upstream:
-            return balancer.choose(request.hints, tried, takes_row=True)
-
-        room = WaitingRoom(choose, balancer.finish, lambda r: balancer.line_of(r.hints), 1000)
+        room = WaitingRoom(balancer.choose, balancer.finish, balancer.line_of, 1000)
 
         async def wait(model: str) -> Upstream:
             head = RequestHead("POST", "/", {})
-            hints = RoutingHints(model=model)
-            request = InboundRequest(head, RequestBody(head, NoSource()), hints, True, "a")
+            hints = RoutingHints(model, takes_row=True)
+            request = InboundRequest(head, RequestBody(head, NoSource()), hints, "a")
             return await room.enter(request, set(), asyncio.get_running_loop().time() + 60)
 
         taken = [await wait("busy") for _ in range(2)]
