@@ -41,8 +41,8 @@ class Service:
         )
         self._controller = Controller(parts, lambda: create_actuator(self._config, self._system))
         self._controller.start()
-        own_names = frozenset({*self._config.allowed_hosts, self._config.host.lower()})
-        return create_app(self._controller, self._system, own_names)
+        host_names = frozenset({*self._config.allowed_hosts, self._config.host.lower()})
+        return create_app(self._controller, self._system, host_names)
 
     def end(self, _server: Any, _worker: Any) -> None:
         """Stops the controller; gunicorn calls this as `worker_exit`."""

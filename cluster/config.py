@@ -13,7 +13,7 @@ from cluster.errors import ConfigFaulty
 from cluster.replicas import Recipes
 from cluster.server_keys import Name, Seconds, ServerKeys
 from cluster.system import SystemDocument, read_system
-from common.addresses import HOST, BaseUrl
+from common.addresses import BaseUrl, HostName
 from common.faults import capped, shown
 from common.files import read_bounded
 from common.key_files import Keys, KeysFaulty, float_of, parse_keys
@@ -32,14 +32,6 @@ def _address(text: str) -> str:
     return text
 
 
-def _host(text: str) -> str:
-    if not HOST.fullmatch(text):
-        raise ValueError(
-            f"{shown(text)} is not a host name; give one in lower case and without a port"
-        )
-    return text
-
-
 def _in_folder(path: Path, info: ValidationInfo) -> Path:
     """Resolves a path in the folder of the cluster's file, which is the validation's context."""
     return path if info.context is None else Path(info.context, path)
@@ -48,7 +40,6 @@ def _in_folder(path: Path, info: ValidationInfo) -> Path:
 _READ_EMPTY: Any = Field(default_factory=dict, validate_default=True)
 Url = Annotated[BaseUrl, Field(max_length=2048)]
 Address = Annotated[str, Field(max_length=300), AfterValidator(_address)]
-HostName = Annotated[str, Field(max_length=255), AfterValidator(_host)]
 FilePath = Annotated[UserPath, AfterValidator(_in_folder), Field(strict=False)]
 Amount = Annotated[float, BeforeValidator(float_of), Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -162,13 +153,13 @@ def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
     system = read_system(_bytes_of(config.system, MAX_SYSTEM_BYTES))
     name = config.system.name
     faults: list[str] = []
-    for key, kind, given, known, remedy in (
+    for key, kind, configured, known, remedy in (
         ("servers", "a server", config.servers, system.servers, "say how it is run"),
         ("accelerators", "an accelerator", config.accelerators, system.accelerators,
             "say what a replica takes there"),
     ):  # fmt: skip
-        unknown = [shown(each) for each in given if each not in known]
-        missing = [shown(each) for each in known if each not in given]
+        unknown = [shown(each) for each in configured if each not in known]
+        missing = [shown(each) for each in known if each not in configured]
         listed = ", ".join(map(shown, list(known)[:20]))
         faults += [f"{key}: {each} is not {kind} of {name}; known: {listed}." for each in unknown]
         faults += [f"{key}: {each} of {name} is missing; {remedy}." for each in missing]

@@ -65,12 +65,12 @@ class Recipes:
     def recipe(self, group: Group) -> Recipe:
         """Returns a group's recipe, whose settings and command line contain its rows. Raises
         ConfigFaulty for unknown names."""
-        for name, known, kind in (
+        for name, names, kind in (
             (group.server, self.settings, "servers"),
             (group.accelerator, self.resources, "accelerators"),
         ):
-            if name not in known:
-                raise ConfigFaulty(f"{name!r} is not among the {kind} {sorted(known)}; add it.")
+            if name not in names:
+                raise ConfigFaulty(f"{name!r} is not among the {kind} {sorted(names)}; add it.")
         settings = {**self.settings[group.server], "USER_ROWS": str(group.user_rows)}
         engine = self.engine(group.server)
         model = settings.get("MODEL", "")

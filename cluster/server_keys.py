@@ -78,10 +78,10 @@ class ServerKeys(Keys):
     def engine_for(self, answer_tokens: float) -> Engine:
         """Returns the server's engine. `answer_tokens` is the mean answer in the system's load."""
         found = ENGINES[self.engine]
-        own: MetricNames = {field: (name,) for field, name in self.metrics.items()}
+        metrics: MetricNames = {field: (name,) for field, name in self.metrics.items()}
         return replace(
             found,
-            metrics={**found.metrics, **own},
+            metrics={**found.metrics, **metrics},
             command=tuple(shlex.split(self.command)) if self.command else found.command,
             ready_path=self.ready_path or found.ready_path,
             answer_tokens=max(answer_tokens, 1.0),

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Annotated, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
 ANY = "*"
@@ -24,21 +24,19 @@ def _split(value: object) -> object:
     return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
 
-def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
-    for origin in origins:
-        if not ORIGIN.fullmatch(origin):
-            raise ValueError(
-                f"{origin!r} is no origin, which is scheme://host[:port] in lower case, and "
-                "neither local, none nor *"
-            )
-    return origins
+def _origin(text: str) -> str:
+    if not ORIGIN.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is no origin, which is scheme://host[:port] in lower case, and neither "
+            "local, none nor *"
+        )
+    return text
 
 
-def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
-    for host in hosts:
-        if not HOST.fullmatch(host):
-            raise ValueError(f"{host!r} is no name of a host in lower case, without a port")
-    return hosts
+def _host_name(text: str) -> str:
+    if not HOST.fullmatch(text):
+        raise ValueError(f"{text!r} is no name of a host; give one in lower case, without a port")
+    return text
 
 
 def _parts(url: str, schemes: Sequence[str]) -> SplitResult | None:
@@ -79,8 +77,9 @@ BaseUrl = Annotated[str, AfterValidator(_base)]  # paths are appended to it
 REDIS = AfterValidator(_check_redis)
 # Settings with several names in one variable.
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-Hosts = Annotated[Words, AfterValidator(_check_hosts)]
-Origins = Annotated[Words, AfterValidator(_check_origins)]
+HostName = Annotated[str, Field(max_length=255), AfterValidator(_host_name)]
+Hosts = Annotated[Words, AfterValidator(lambda names: tuple(map(_host_name, names)))]
+Origins = Annotated[Words, AfterValidator(lambda names: tuple(map(_origin, names)))]
 
 
 def is_allowed(origin: str | None, allowed: Collection[str]) -> bool:

@@ -67,11 +67,6 @@ class WireError(Exception):
     anthropic_details: Mapping[str, Any] | None = None  # tells Anthropic's clients what to do
 
     @property
-    def type(self) -> str:
-        """The error's type in OpenAI's format, which follows from the status."""
-        return error_type(self.status)
-
-    @property
     def anthropic_message(self) -> str:
         """The message for clients of Anthropic."""
         return str(self)
@@ -86,12 +81,9 @@ class StoreFailed(WireError):
 
 
 def error_body(status: int, message: str, code: str, param: str | None = None) -> Error:
-    detail = ErrorDetail(message=message, type=error_type(status), param=param, code=code)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    detail = ErrorDetail(message=message, type=kind, param=param, code=code)
     return Error(status_code=status, message=message, error=detail)
-
-
-def error_type(status: int) -> str:
-    return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
 def is_of_messages(path: str) -> bool:

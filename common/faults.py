@@ -52,24 +52,24 @@ _VALUES = {  # after "is ...; give "
 }
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _IS = "is {given}; give "
-_SAID = _TEXTS | {kind: _IS + what for kinds, what in _VALUES.items() for kind in kinds.split()}
+_FORMATS = _TEXTS | {kind: _IS + what for kinds, what in _VALUES.items() for kind in kinds.split()}
 
 
-def fault_of(detail: ErrorDetails, model: object = None, whole: str = "it") -> str:
+def fault_of(detail: ErrorDetails, model: object = None, subject: str = "it") -> str:
     """Returns an error as a sentence. `model` is the validated type; with it, messages about keys
-    list the known ones. `whole` names the whole value, which has no path."""
-    message = message_of(detail, model, whole)
+    list the known ones. `subject` names the whole value, which has no path."""
+    message = message_of(detail, model, subject)
     return f"{path_of(detail['loc'])}: {message}." if detail["loc"] else f"{message}."
 
 
-def message_of(detail: ErrorDetails, model: object = None, whole: str = "it") -> str:
+def message_of(detail: ErrorDetails, model: object = None, subject: str = "it") -> str:
     """Returns the sentence without path and full stop."""
     if detail["type"] in _UNKNOWN:
         *place, key = detail["loc"]
         return unknown_key(str(key), keys_at(model, place))
-    if said := _SAID.get(detail["type"]):
-        message = _filled(said, detail, model)
-        return message if detail["loc"] else f"{whole} {message}"
+    if template := _FORMATS.get(detail["type"]):
+        message = _filled(template, detail, model)
+        return message if detail["loc"] else f"{subject} {message}"
     return detail["msg"].removeprefix("Value error, ")
 
 
@@ -103,14 +103,14 @@ def keys_at(model: object, location: Sequence[Step]) -> list[str]:
     """Returns the keys of the object at a location in a value of the type `model`."""
     objects = [*_fields_in(model)]
     for step in location:
-        held = [
+        annotations = [
             field.annotation
             for fields in objects
             for name, field in fields.items()
             if step in (name, field.alias)
         ]
         # Indexes of lists and names of a mapping's entries are no fields.
-        objects = [fields for each in held for fields in _fields_in(each)] or objects
+        objects = [fields for each in annotations for fields in _fields_in(each)] or objects
     names = (field.alias or name for fields in objects for name, field in fields.items())
     return [*dict.fromkeys(names)]
 
@@ -153,23 +153,23 @@ def _setting_faults(detail: ErrorDetails) -> list[str]:
     field, *inner = detail["loc"]
     variable = path_of((str(field).upper(), *inner))
     is_secret = any(each in variable for each in SECRETS)
-    given = "***" if is_secret else f"{detail['input']!r:.200}"
+    value = "***" if is_secret else f"{detail['input']!r:.200}"
     if faults := detail.get("ctx", {}).get("faults"):
         return [f"{variable}={detail['input']}: {fault}" for fault in faults]
-    if said := _SAID.get(detail["type"]):
-        return [f"{variable}={given}: {_filled(said.partition('; ')[2], detail)}, or unset it."]
+    if template := _FORMATS.get(detail["type"]):
+        return [f"{variable}={value}: {_filled(template.partition('; ')[2], detail)}, or unset it."]
     remedy = "" if detail["type"] in _UNKNOWN else "; correct it or unset it"
-    return [f"{variable}={given}: {message_of(detail)}{remedy}."]
+    return [f"{variable}={value}: {message_of(detail)}{remedy}."]
 
 
-def _filled(said: str, detail: ErrorDetails, model: object = None) -> str:
+def _filled(template: str, detail: ErrorDetails, model: object = None) -> str:
     value = detail["input"]
     fields = {name: whole_number(bound) for name, bound in detail.get("ctx", {}).items()}
     fields["given"] = shown(value if detail["type"] == "int_type" else whole_number(value))
     fields["entries"] = len(value) if hasattr(value, "__len__") else ""
-    if "{known}" in said:
+    if "{known}" in template:
         fields["known"] = _listed(keys_at(model, detail["loc"]))
-    return said.format_map(fields)
+    return template.format_map(fields)
 
 
 def _listed(known: Collection[str]) -> str:

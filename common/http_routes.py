@@ -94,12 +94,12 @@ class HttpRoutes:
                 with ExitStack() as turn:
                     if is_large := model is not None and may_be_large(request):
                         turn.enter_context(self._turns.taken())
-                    given: tuple[object, ...] = ()
+                    arguments: tuple[object, ...] = ()
                     if isinstance(model, type):
-                        given = (self.wire.read(model, self.decoded()),)
+                        arguments = (self.wire.read(model, self.decoded()),)
                     if in_turn and not is_large:
                         turn.enter_context(self._turns.taken())
-                    answer = view(*given, **names)
+                    answer = view(*arguments, **names)
                 return answer if isinstance(answer, Response) else self.wire.write(answer)
 
             self._blueprint.add_url_rule(

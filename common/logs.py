@@ -25,13 +25,13 @@ class RequestIds(logging.Filter):
         return True
 
 
-def logging_config(level: LogLevel, log_format: LogFormat, text: str = TEXT) -> dict[str, Any]:
+def logging_config(level: LogLevel, log_format: LogFormat) -> dict[str, Any]:
     """Returns a configuration for `logging.config.dictConfig` and gunicorn's `logconfig_dict`."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "text": {"format": text},
+            "text": {"format": TEXT},
             "json": {"()": "pythonjsonlogger.json.JsonFormatter", "fmt": JSON},
         },
         "filters": {"request_ids": {"()": RequestIds}},

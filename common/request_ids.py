@@ -14,6 +14,6 @@ def new_request_id() -> str:
     return f"{random.getrandbits(128):032x}"
 
 
-def usable_request_id(given: str) -> str:
+def usable_request_id(candidate: str) -> str:
     """Returns the client's own id if it fits a header and a log line, else a new one."""
-    return given if USABLE_ID.fullmatch(given) else new_request_id()
+    return candidate if USABLE_ID.fullmatch(candidate) else new_request_id()

@@ -33,7 +33,7 @@ class EnvironmentSettings(BaseSettings):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _check_it_is_text(cls, value: object) -> object:
+    def _check_text(cls, value: object) -> object:
         if isinstance(value, str):
             try:
                 value.encode()
@@ -55,10 +55,10 @@ SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
 
 def read_settings(
-    settings: type[SettingsT], refusal: Callable[[list[str]], Exception], **given: object
+    settings: type[SettingsT], refusal: Callable[[list[str]], Exception], **overrides: object
 ) -> SettingsT:
-    """Reads the environment; `given` takes precedence. Raises `refusal` with every fault."""
+    """Reads the environment; `overrides` take precedence. Raises `refusal` with every fault."""
     try:
-        return settings(**given)
+        return settings(**overrides)
     except ValidationError as error:
         raise refusal(setting_faults(error)) from None

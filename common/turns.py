@@ -34,16 +34,16 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn = Lock()
-        self._lock = Lock()  # guards `num_asked`
-        self.num_asked = 0  # requests that run or wait
+        self._lock = Lock()  # guards `num_requests`
+        self.num_requests = 0  # requests that run or wait
 
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Waits for a turn. Raises TooManyQuestions."""
         with self._lock:
-            if self.num_asked > MAX_WAITING:
+            if self.num_requests > MAX_WAITING:
                 raise TooManyQuestions()
-            self.num_asked += 1
+            self.num_requests += 1
         try:
             if not self._turn.acquire(timeout=WAIT_S):
                 raise TooManyQuestions()
@@ -53,7 +53,7 @@ class Turns:
                 self._turn.release()
         finally:
             with self._lock:
-                self.num_asked -= 1
+                self.num_requests -= 1
 
 
 def may_be_large(request: Request) -> bool:

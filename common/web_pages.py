@@ -14,7 +14,7 @@ import re
 from collections.abc import Set
 from dataclasses import dataclass
 
-from flask import Flask, Request, Response, jsonify, request
+from flask import Flask, Response, jsonify, request
 
 from common.addresses import ANY, is_allowed
 from common.errors import WireError
@@ -100,9 +100,9 @@ def register_page_check(app: Flask, rules: PageRules) -> None:
                 raise OriginNotAllowed(request.headers.get("Origin", ""), request.path)
             return Response(status=204, headers=PREFLIGHT_HEADERS)
         if request.method in SAFE_METHODS:
-            if CHANGED_BY_GET.match(request.path) and _is_browser(request):
+            if CHANGED_BY_GET.match(request.path) and _is_browser():
                 raise OriginNotAllowed("", request.path)
-        elif _is_foreign(request) and not is_open:
+        elif _is_foreign() and not is_open:
             raise OriginNotAllowed(request.headers.get("Origin", ""), request.path)
         elif (
             rules.needs_json
@@ -154,19 +154,19 @@ def _is_open(rules: PageRules) -> bool:
     return request.blueprint in rules.open_to_origins and is_allowed(origin, rules.origins)
 
 
-def _is_foreign(asked: Request) -> bool:
-    """Returns whether another server's page made a browser send this request."""
-    if (site := asked.headers.get("Sec-Fetch-Site")) is not None:
+def _is_foreign() -> bool:
+    """Returns whether another server's page made a browser send the request."""
+    if (site := request.headers.get("Sec-Fetch-Site")) is not None:
         return site in FOREIGN_SITES
-    origin = asked.headers.get("Origin")
+    origin = request.headers.get("Origin")
     return (
-        origin is not None and origin.partition("://")[2] != asked.headers.get("Host", "").lower()
+        origin is not None and origin.partition("://")[2] != request.headers.get("Host", "").lower()
     )
 
 
-def _is_browser(asked: Request) -> bool:
-    """Returns whether a browser sent this. Over plain HTTP to another machine, browsers send
+def _is_browser() -> bool:
+    """Returns whether a browser sent the request. Over plain HTTP to another machine, browsers send
     neither Origin nor Sec-Fetch-Site with a GET."""
-    headers = asked.headers
+    headers = request.headers
     agent = headers.get("User-Agent", "")
     return "Sec-Fetch-Site" in headers or "Origin" in headers or agent.startswith("Mozilla/")

@@ -178,7 +178,7 @@ class StatefulService(OptimizerService):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        waits = self._large_solves.num_asked > 0
+        waits = self._large_solves.num_requests > 0
         with self._behind_large_solves.taken() if waits else nullcontext(), self._locked():
             yield
 

@@ -61,12 +61,12 @@ def start_api(
     """Start a process with the environment of this process and `settings`. `options` are for
     `launch`. `command` is another engine's command line, with places for address and devices."""
     host, port = address
-    own = {"SERVICE_HOST": host, "SERVICE_PORT": str(port)}
+    listening = {"SERVICE_HOST": host, "SERVICE_PORT": str(port)}
     state = {
         "WEIGHTS_DB": str(log_path.with_suffix(".weights.db")),
         "OPTIMIZER_STORE_PATH": str(log_path.with_suffix(".optimizer.db")),
     }
-    variables = {**os.environ, **state, **settings, **own}
+    variables = {**os.environ, **state, **settings, **listening}
     devices = variables.get(DEVICES, "")
     words = filled(command, host=host, port=port, devices=devices)
     log_path.parent.mkdir(parents=True, exist_ok=True)

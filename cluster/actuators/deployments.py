@@ -156,9 +156,11 @@ class Deployments:
     def _choose_victims(self, group: Group, count: int) -> None:
         """Have Kubernetes delete the ready pods with the least work first, if only `count` are to
         stay. It deletes pods that are not ready before these."""
-        here = [pod.replica(of_group) for of_group, pod in self._pods() if of_group == group]
+        replicas = [pod.replica(of_group) for of_group, pod in self._pods() if of_group == group]
         ready = {
-            each.url: each.name for each in here if each.state is ReplicaState.READY and each.url
+            each.url: each.name
+            for each in replicas
+            if each.state is ReplicaState.READY and each.url
         }
         num_going = len(ready) - count
         if not 0 < num_going < len(ready):
@@ -170,27 +172,27 @@ class Deployments:
             mark = partial(self._calls.patch_annotations, ready[url], {DELETION_COST: "-1"})
             self._allowed("say which pods go first", mark)
 
-    def _allowed(self, what: str, call: Callable[[], T]) -> T | None:
+    def _allowed(self, purpose: str, call: Callable[[], T]) -> T | None:
         """Returns the result of an optional call; None if it is refused, which is logged once."""
         try:
             return call()
         except CallRefused as error:
-            if what not in self._denied:
-                log.warning("cannot %s: %s", what, error)
-            self._denied.add(what)
+            if purpose not in self._denied:
+                log.warning("cannot %s: %s", purpose, error)
+            self._denied.add(purpose)
             return None
 
     def _unplaced(self, deployment: Deployment, group: Group, count: int) -> Outcome:
         """Returns how many of `count` will not run, and why. Removes pods that find no node."""
-        here = [pod for of_group, pod in self._pods() if of_group == group]
-        reasons = [pod.why_unplaced for pod in here if self._is_unplaced(pod)]
+        pods = [pod for of_group, pod in self._pods() if of_group == group]
+        reasons = [pod.why_unplaced for pod in pods if self._is_unplaced(pod)]
         if reasons:
             self._check_owner(deployment)
             # Kubernetes removes pods without a node before all others.
             self._scale(deployment, max(0, deployment.replicas - len(reasons)))
-        replicas = [pod.replica(group) for pod in here]
+        replicas = [pod.replica(group) for pod in pods]
         reasons += [each.why for each in replicas if each.state is ReplicaState.FAILED]
         if deployment.why_no_pods:
-            there = [each for each in replicas if each.state is not ReplicaState.DRAINING]
-            reasons += [deployment.why_no_pods] * (count - len(there))
+            present = [each for each in replicas if each.state is not ReplicaState.DRAINING]
+            reasons += [deployment.why_no_pods] * (count - len(present))
         return Outcome(unplaced=min(count, len(reasons)), why=reasons[0] if reasons else "")

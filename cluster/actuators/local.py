@@ -162,8 +162,8 @@ class LocalMachine:
 
     def _new_port(self) -> int:
         """Returns a free port that no replica has. New replicas may not listen on theirs yet."""
-        given = {record.port for record in self._records.values()}
-        while (port := free_port(HOST)) in given:
+        taken = {record.port for record in self._records.values()}
+        while (port := free_port(HOST)) in taken:
             continue
         return port
 
@@ -182,8 +182,8 @@ class LocalMachine:
         if count != int(count):
             return ()
         taken = {device for record in self._records.values() for device in record.devices}
-        there = devices_of(int(self._capacity.get("GPU", 0.0)))
-        return tuple(each for each in there if each not in taken)[: int(count)]
+        devices = devices_of(int(self._capacity.get("GPU", 0.0)))
+        return tuple(each for each in devices if each not in taken)[: int(count)]
 
     def _keep(self, record: ReplicaRecord) -> None:
         write_whole(self._path(record.name), record.model_dump_json())

@@ -63,7 +63,7 @@ class ReplicaProbes:
     ) -> None:
         self._probe, self._round_s = probe, round_s
         self._pool = ThreadPoolExecutor(MAX_THREADS, "replica-probe")
-        self._asked: dict[str, Future[Probed]] = {}
+        self._pending: dict[str, Future[Probed]] = {}
 
     def ask(self, urls: Mapping[str, Engine]) -> Mapping[str, Probed]:
         """Ask the replicas at the keys of `urls`; the values are their engines.
@@ -72,12 +72,12 @@ class ReplicaProbes:
         other answers.
         """
         for url, engine in urls.items():
-            if url not in self._asked:
-                self._asked[url] = self._pool.submit(self._probe, url, engine)
-        wait([self._asked[url] for url in urls], timeout=self._round_s)
-        done = {url: each for url, each in self._asked.items() if each.done()}
+            if url not in self._pending:
+                self._pending[url] = self._pool.submit(self._probe, url, engine)
+        wait([self._pending[url] for url in urls], timeout=self._round_s)
+        done = {url: each for url, each in self._pending.items() if each.done()}
         for url in done:
-            del self._asked[url]
+            del self._pending[url]
         return {url: each.result() for url, each in done.items()}
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,32 +36,24 @@ KILL_TIMEOUT_S = 10.0
 WATCH_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """An actor's report about its process."""
-
-    url: str
-    is_leaving: bool
-    ended: str | None
-
-
 class ApiActor:
     """Runs on the node. Its methods run on one thread, which starts the process. When this thread
     ends for any reason, Linux signals the process to drain and exit."""
 
-    def __init__(self, name: str, recipe: Recipe, *, pins: bool) -> None:
+    def __init__(self, name: str, group: Group, recipe: Recipe, *, pins: bool) -> None:
         import ray
 
-        self._host = ray.util.get_node_ip_address()
-        self._port = free_port(self._host)
-        self._url = f"http://{host_and_port(self._host, self._port)}"
+        host = ray.util.get_node_ip_address()
+        port = free_port(host)
+        self._name, self._group = name, group
+        self._url = f"http://{host_and_port(host, port)}"
         folder = Path(tempfile.gettempdir()) / "hearth-replicas"
         self._log_path = folder / f"{name}.log"
         count = recipe.resources.get("CPU", 0.0)
         cores = claimed_cores(int(count), folder) if pins and count == int(count) else ()
         self._engine = recipe.engine
         self._process = start_api(
-            (self._host, self._port),
+            (host, port),
             recipe.settings,
             self._log_path,
             "--parent",
@@ -73,18 +65,18 @@ class ApiActor:
         self._ended: str | None = None
         threading.Thread(target=self._watch, name="replica-watch", daemon=True).start()
 
-    def report(self) -> Report:
-        return Report(self._url, self._is_leaving, self._ended)
+    def report(self) -> Placed:
+        return Placed(self._name, self._group, self._url, self._is_leaving, self._ended)
 
     def mark_leaving(self) -> None:
         self._is_leaving = True
 
     def terminate(self) -> None:
-        self._is_leaving = True
+        self.mark_leaving()
         self._process.terminate()
 
     def kill(self) -> None:
-        self._is_leaving = True
+        self.mark_leaving()
         self._process.kill()
 
     def _watch(self) -> None:
@@ -120,8 +112,8 @@ class RayMachines:
         self._pins = pins
         self._place_timeout_s = place_timeout_s
         self._actors: dict[str, Any] = {}  # handles by actor name
-        self._reports: dict[str, Report] = {}  # last reports by actor name
-        self._told: dict[str, str] = {}  # last method called, by actor name
+        self._reports: dict[str, Placed] = {}  # last reports by actor name
+        self._last_calls: dict[str, str] = {}  # last method called, by actor name
         self._removed: set[str] = set()  # Ray may still list these for a moment
         try:
             _check_address(address)
@@ -141,8 +133,8 @@ class RayMachines:
         names = self._actor_names()
         for name, report in self._ask(names).items():
             self._reports[name] = report
-            if name in self._told and not report.is_leaving:  # it has replaced a lost actor
-                self._tell(name, self._told[name])
+            if name in self._last_calls and not report.is_leaving:  # it has replaced a lost actor
+                self._call(name, self._last_calls[name])
         self._reports = {name: report for name, report in self._reports.items() if name in names}
         return [self._placed(name) for name in names]
 
@@ -160,16 +152,16 @@ class RayMachines:
             return why
         options = self._options(actor_name, room, wanted)
         actor = self._ray.remote(ApiActor).options(**options)
-        self._actors[actor_name] = actor.remote(name, recipe, pins=self._pins)
+        self._actors[actor_name] = actor.remote(name, group, recipe, pins=self._pins)
         return None
 
     def mark_leaving(self, name: str) -> None:
         if actor_name := self._actor_name_of(name):
-            self._tell(actor_name, "mark_leaving")
+            self._call(actor_name, "mark_leaving")
 
     def terminate(self, name: str) -> None:
         if actor_name := self._actor_name_of(name):
-            self._tell(actor_name, "terminate")
+            self._call(actor_name, "terminate")
 
     def remove(self, name: str) -> None:
         actor_name = self._actor_name_of(name)
@@ -180,8 +172,8 @@ class RayMachines:
                 self._ray.wait([actor.kill.remote()], timeout=KILL_TIMEOUT_S)
             self._ray.kill(actor, no_restart=True)
         self._removed.add(actor_name)
-        for known in (self._actors, self._reports, self._told):
-            known.pop(actor_name, None)
+        for by_name in (self._actors, self._reports, self._last_calls):
+            by_name.pop(actor_name, None)
         try:
             self._ray.util.remove_placement_group(self._ray.util.get_placement_group(name))
         except ValueError:
@@ -212,37 +204,34 @@ class RayMachines:
         self._removed &= listed
         return sorted(name for name in listed - self._removed if name.count("|") == 3)
 
-    def _ask(self, actor_names: Sequence[str]) -> dict[str, Report]:
+    def _ask(self, actor_names: Sequence[str]) -> dict[str, Placed]:
         """Returns the reports that arrive in time. Actors that restart or lost their node send
         none."""
-        asked: dict[Any, str] = {}
+        names: dict[Any, str] = {}  # keys: references to reports
         for actor_name in actor_names:
             if actor := self._actor(actor_name):
-                asked[actor.report.remote()] = actor_name
-        if not asked:
+                names[actor.report.remote()] = actor_name
+        if not names:
             return {}
-        refs = list(asked)
+        refs = list(names)
         answered, _ = self._ray.wait(refs, num_returns=len(refs), timeout=REPORT_TIMEOUT_S)
         reports = {}
         for ref in answered:
             try:
-                reports[asked[ref]] = self._ray.get(ref)
+                reports[names[ref]] = self._ray.get(ref)
             except self._ray.exceptions.RayError as error:
-                log.debug("%s does not answer: %s", asked[ref], error)
+                log.debug("%s does not answer: %s", names[ref], error)
         return reports
 
-    def _tell(self, actor_name: str, method: str) -> None:
+    def _call(self, actor_name: str, method: str) -> None:
         """Call an actor without waiting. An actor that restarts gets the call once it runs."""
-        self._told[actor_name] = method
+        self._last_calls[actor_name] = method
         if actor := self._actor(actor_name):
             getattr(actor, method).remote()
 
     def _placed(self, actor_name: str) -> Placed:
-        name, group = _parsed(actor_name)
-        is_told, report = actor_name in self._told, self._reports.get(actor_name)
-        if report is None:
-            return Placed(name, group, is_leaving=is_told)
-        return Placed(name, group, report.url, report.is_leaving or is_told, report.ended)
+        report = self._reports.get(actor_name) or Placed(*_parsed(actor_name))
+        return replace(report, is_leaving=report.is_leaving or actor_name in self._last_calls)
 
     def _actor_name_of(self, name: str) -> str | None:
         return next((each for each in self._actor_names() if _parsed(each)[0] == name), None)
@@ -258,9 +247,9 @@ class RayMachines:
     def _why_no_room(self, room: Any, wanted: Mapping[str, float]) -> str:
         table = self._ray.util.placement_group_table(room)
         state = table.get("stats", {}).get("scheduling_state", "PENDING")
-        there, free = self._ray.cluster_resources(), self._ray.available_resources()
+        total, free = self._ray.cluster_resources(), self._ray.available_resources()
         amounts = (
-            f"{name}: need {amount:g}, {free.get(name, 0.0):g} of {there.get(name, 0.0):g} free"
+            f"{name}: need {amount:g}, {free.get(name, 0.0):g} of {total.get(name, 0.0):g} free"
             for name, amount in wanted.items()
         )
         return f"Ray says {state}: no node has room; in total, {', '.join(amounts)}."

@@ -155,8 +155,8 @@ class TendedReplicas:
 
     def stop(self, group: Group, count: int) -> None:
         with self._turn:
-            here = [each for each in self._machines.placed() if each.group == group]
-            staying = [each for each in here if not each.is_leaving]
+            present = [each for each in self._machines.placed() if each.group == group]
+            staying = [each for each in present if not each.is_leaving]
             surplus = len(staying) - max(0, count)
             going = sorted(staying, key=self._worth)[: max(0, surplus)]
             for each in going:

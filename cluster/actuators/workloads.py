@@ -21,8 +21,8 @@ DEFAULT_ROWS = 32  # rows of a process without the variable
 PORT_NAME = "http"
 DEFAULT_PORT = 7000
 
-MAX_WHY = 500
-MAX_SAID = 400
+MAX_REASON_CHARS = 500
+MAX_LOG_CHARS = 400
 # Reasons for which a container waits until someone acts.
 STUCK = frozenset(
     {
@@ -120,7 +120,7 @@ class Deployment(_Workload):
         return next(
             (each.message for each in self.conditions
              if each.type == "ReplicaFailure" and each.status == "True"), ""
-        )[:MAX_WHY]  # fmt: skip
+        )[:MAX_REASON_CHARS]  # fmt: skip
 
 
 class Reason(_Part):
@@ -138,8 +138,8 @@ class ContainerStatus(_Part):
         waiting, ended = self.waiting, self.ended
         if waiting is None or waiting.reason not in STUCK:
             return ""
-        said = ended.message if ended and ended.message else waiting.message
-        return f"{waiting.reason}: {said.strip()[-MAX_SAID:]}"
+        message = ended.message if ended and ended.message else waiting.message
+        return f"{waiting.reason}: {message.strip()[-MAX_LOG_CHARS:]}"
 
 
 class Pod(_Workload):
@@ -164,7 +164,7 @@ class Pod(_Workload):
         scheduled = self._condition("PodScheduled")
         if scheduled is None or scheduled.status == "True" or self.deleted_at:
             return ""
-        return f"not placed: {scheduled.message or scheduled.reason}"[:MAX_WHY]
+        return f"not placed: {scheduled.message or scheduled.reason}"[:MAX_REASON_CHARS]
 
     def age_s(self, now: datetime) -> float:
         return (now - (self.created_at or now)).total_seconds()
@@ -173,7 +173,7 @@ class Pod(_Workload):
         state, why = self._state()
         host = f"[{self.ip}]" if self.ip and ":" in self.ip else self.ip
         url = f"http://{host}:{self.port}" if host else None
-        return Replica(self.name, group, state, url, why[:MAX_WHY])
+        return Replica(self.name, group, state, url, why[:MAX_REASON_CHARS])
 
     def _state(self) -> tuple[ReplicaState, str]:
         if self.deleted_at is not None:

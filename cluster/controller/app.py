@@ -16,14 +16,14 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from cluster.controller.gauges import ControllerGauges
 from cluster.controller.journal_entry import (
-    CycleTold,
-    DecisionTold,
-    GroupTold,
+    CycleJson,
+    DecisionJson,
+    GroupJson,
     Json,
-    UnplacedTold,
-    groups,
-    told,
-    unplaced_of,
+    UnplacedJson,
+    cycle_json,
+    groups_json,
+    unplaced_json,
 )
 from cluster.controller.loop import Controller, ControllerSnapshot
 from cluster.errors import ClusterError
@@ -48,7 +48,7 @@ class ServerState(TypedDict):
     """`target` has the service levels of the optimizer's document; `replicas` counts by state."""
 
     target: Json
-    plan: list[GroupTold]
+    plan: list[GroupJson]
     replicas: dict[str, int]
 
 
@@ -62,7 +62,7 @@ class ReplicaJson(TypedDict):
     why: str
 
 
-class SleeperTold(TypedDict):
+class SleeperJson(TypedDict):
     """A server that may scale to 0. Requests for `models`, or for any model if empty, wake it. If
     woken now, it is ready in `ready_in_s`; null before its first start."""
 
@@ -71,26 +71,26 @@ class SleeperTold(TypedDict):
     ready_in_s: float | None
 
 
-class SleepersTold(TypedDict):
-    servers: list[SleeperTold]
+class SleepersJson(TypedDict):
+    servers: list[SleeperJson]
 
 
-class StateTold(TypedDict):
+class StateJson(TypedDict):
     fault: str
     servers: dict[str, ServerState]
     replicas: list[ReplicaJson]
-    unplaced: list[UnplacedTold]
-    cycle: CycleTold | None
-    decisions: list[DecisionTold]
+    unplaced: list[UnplacedJson]
+    cycle: CycleJson | None
+    decisions: list[DecisionJson]
 
 
 def create_app(
-    controller: Controller, system: SystemDocument, own_names: Set[str] = frozenset()
+    controller: Controller, system: SystemDocument, host_names: Set[str] = frozenset()
 ) -> Flask:
-    """`own_names` are the host names allowed in a Host header. IP addresses are always allowed."""
+    """`host_names` are the host names allowed in a Host header. IP addresses are always allowed."""
     app = Flask(__name__, static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    register_page_check(app, PageRules(own_names))
+    register_page_check(app, PageRules(host_names))
     answer_refusals(app)
     app.register_error_handler(HTTPException, _http_error)
     _add_page(app)
@@ -98,20 +98,20 @@ def create_app(
     targets = {name: system.target(name) for name in system.servers}
 
     @app.get("/state")
-    @operation("Servers, plans, replicas and the last cycle.", {200: StateTold})
+    @operation("Servers, plans, replicas and the last cycle.", {200: StateJson})
     def state() -> Response:
         return jsonify(state_of(controller.snapshot, targets))
 
     invokes = BoundedSemaphore(MAX_INVOKES)
 
     @app.post("/invoke")
-    @operation("Make a cycle now.", {200: CycleTold, 403: Error, 503: Error, 504: Error})
+    @operation("Make a cycle now.", {200: CycleJson, 403: Error, 503: Error, 504: Error})
     def invoke() -> Response:
         if not invokes.acquire(blocking=False):
             why = f"{MAX_INVOKES} requests wait for a cycle already; ask again once it is made"
             return _refusal(503, why, "busy")
         try:
-            return jsonify(told(controller.invoke(INVOKE_S)))
+            return jsonify(cycle_json(controller.invoke(INVOKE_S)))
         except ClusterError as error:
             return _refusal(503, str(error), "no_cycle")
         except TimeoutError as error:
@@ -137,23 +137,23 @@ def _add_page(app: Flask) -> None:
 
 
 def _add_sleepers(app: Flask, controller: Controller) -> None:
-    def told(server: str) -> SleeperTold:
+    def sleeper_json(server: str) -> SleeperJson:
         models, ready_in_s = controller.sleepers[server], controller.ready_in_s(server)
         return {"server": server, "models": models, "ready_in_s": ready_in_s}
 
     @app.get("/sleepers")
-    @operation("Servers that may have no replicas, for the proxy.", {200: SleepersTold})
+    @operation("Servers that may have no replicas, for the proxy.", {200: SleepersJson})
     def sleepers() -> Response:
-        return jsonify(servers=[*map(told, controller.sleepers)])
+        return jsonify(servers=[*map(sleeper_json, controller.sleepers)])
 
     @app.post("/wake/<path:server>")
-    @operation("A request waits for this server.", {200: SleeperTold, 403: Error, 404: Error})
+    @operation("A request waits for this server.", {200: SleeperJson, 403: Error, 404: Error})
     def wake(server: str) -> Response:
         if server not in controller.sleepers:
             known = ", ".join(controller.sleepers) or "none"
             return _refusal(404, f"{server[:200]!r} is none that sleeps; known: {known}", "unknown")
         controller.wake(server)
-        return jsonify(told(server))
+        return jsonify(sleeper_json(server))
 
 
 def _add_probes(app: Flask, controller: Controller) -> None:
@@ -174,15 +174,15 @@ def _add_probes(app: Flask, controller: Controller) -> None:
         return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 
-def state_of(now: ControllerSnapshot, targets: dict[str, Json]) -> StateTold:
+def state_of(now: ControllerSnapshot, targets: dict[str, Json]) -> StateJson:
     """Returns the answer of `GET /state`."""
-    cycle = None if now.cycle is None else told(now.cycle)
+    cycle = None if now.cycle is None else cycle_json(now.cycle)
     return {
         "fault": now.fault,
         "servers": {
             name: {
                 "target": target,
-                "plan": groups({g: n for g, n in now.plan.items() if g.server == name}),
+                "plan": groups_json({g: n for g, n in now.plan.items() if g.server == name}),
                 "replicas": Counter(str(r.state) for r in now.replicas if r.group.server == name),
             }
             for name, target in targets.items()
@@ -199,7 +199,7 @@ def state_of(now: ControllerSnapshot, targets: dict[str, Json]) -> StateTold:
             }
             for each in now.replicas
         ],
-        "unplaced": unplaced_of(now.unplaced),
+        "unplaced": unplaced_json(now.unplaced),
         "cycle": cycle,
         "decisions": list(now.decisions),
     }

@@ -19,7 +19,7 @@ from cluster.controller.loads import ServerTraffic, traffic_of, with_door
 from cluster.controller.needs import ReplicaNeeds
 from cluster.controller.optimizer import OptimizerClient, OptimizerReply
 from cluster.controller.pages import Reader, Readings
-from cluster.controller.question import Standing, as_it_is, groups_of, question
+from cluster.controller.question import Standing, groups_of, latency_question, question
 from cluster.controller.rollout import Plan, running
 from cluster.controller.sleep import Sleep, StartForecast
 from cluster.controller.speeds import LEAST_ENDED, Learned, Speeds
@@ -149,7 +149,7 @@ class Planner:
         """Make the next plan. `at_s` is the time on the reader's clock; `starts` are by server."""
         start_s = time.perf_counter()
         self._number += 1
-        self._forget_what_is_gone(replicas)
+        self._forget_removed_groups(replicas)
         steady = self._steady(replicas)
         traffic = self._collect(replicas, at_s, starts)
         predicted = self._predict(traffic, steady)
@@ -159,7 +159,7 @@ class Planner:
             judged = self._judge(traffic, steady)
             if self._parts.config.tune:
                 learned = self._speeds.learn(traffic, steady, at_s)
-        self._note_who_asks(traffic, at_s)
+        self._note_requests(traffic, at_s)
         awake, asleep = self._sleep.awake(at_s), self._sleep.asleep(at_s)
         for name in asleep:
             self._demands[name].rest()
@@ -169,18 +169,18 @@ class Planner:
         standing = Standing(
             self.plan, loads, self._speeds.perf, held.keys(), unsure - asleep, awake
         )
-        asked, answer, fault = self._ask(standing)
+        body, answer, fault = self._ask(standing)
         if answer and (early := self._needs.lost_early(answer, standing, asleep, starts, at_s)):
             unsure = {*standing.unsure, *early}
-            asked, answer, fault = self._ask(replace(standing, unsure=unsure))
+            body, answer, fault = self._ask(replace(standing, unsure=unsure))
         servers = {
             name: self._decide(name, answer, held, at_s) for name in self._parts.system.servers
         }
         self.plan = {g: n for each in servers.values() for g, n in each.plan.items()}
         forecasts = self._forecasts_of(traffic) if is_read else {}
-        told = {
+        observed = {
             name: replace(
-                _told(each, traffic.get(name), predicted.get(name, Latencies())),
+                _observed(each, traffic.get(name), predicted.get(name, Latencies())),
                 forecasts=forecasts.get(name, {}),
                 judged=judged.get(name, {}),
                 scores=self._forecasts.scores(name),
@@ -188,7 +188,7 @@ class Planner:
             for name, each in servers.items()
         }
         seconds = time.perf_counter() - start_s
-        return Cycle(self._number, at_s, seconds, told, self.plan, learned, asked, answer, fault)
+        return Cycle(self._number, at_s, seconds, observed, self.plan, learned, body, answer, fault)
 
     def _ask(self, standing: Standing) -> tuple[Json, OptimizerReply | None, str]:
         """Returns the question, the answer (None without one), and why there is no answer.
@@ -197,9 +197,9 @@ class Planner:
         levels. The question is then asked again with levels longer by the factor by which machines
         are slower. Meanwhile the server gets no fewer replicas."""
         system = self._parts.system
-        asked = question(system, standing)
+        body = question(system, standing)
         try:
-            answer = self._parts.optimizer.solve(asked)
+            answer = self._parts.optimizer.solve(body)
             slow = {
                 (system.class_of(name), model): times
                 for name in answer.unallocated.keys() & system.servers.keys()
@@ -208,15 +208,15 @@ class Planner:
             }
             if slow:
                 unsure = {*standing.unsure, *answer.unallocated}
-                asked = question(system, replace(standing, unsure=unsure, slowness=slow))
-                answer = self._parts.optimizer.solve(asked)
-            return asked, answer, ""
+                body = question(system, replace(standing, unsure=unsure, slowness=slow))
+                answer = self._parts.optimizer.solve(body)
+            return body, answer, ""
         except OptimizerUnusable as error:
-            return asked, None, str(error)
+            return body, None, str(error)
 
-    def _forget_what_is_gone(self, replicas: Sequence[Replica]) -> None:
-        there = {each.group for each in replicas}
-        self.plan = {g: n for g, n in self.plan.items() if n or g in there}
+    def _forget_removed_groups(self, replicas: Sequence[Replica]) -> None:
+        present = {each.group for each in replicas}
+        self.plan = {g: n for g, n in self.plan.items() if n or g in present}
 
     def _steady(self, replicas: Sequence[Replica]) -> dict[Group, int]:
         """Returns how many replicas of each group have been ready since the last cycle. Leaves out
@@ -258,20 +258,16 @@ class Planner:
         loads = {name: demand.load for name, demand in self._demands.items()}
         for name, each in traffic.items():
             if each.all.ended:
-                loads[name] = OfferedLoad.of(
-                    each.all.per_minute,
-                    each.all.prompt_tokens / each.all.ended,
-                    each.all.completion_tokens / each.all.ended,
-                )
+                loads[name] = OfferedLoad.of(each.all.per_minute, *each.all.mean_tokens)
         return self._latencies({g: n for g, n in steady.items() if g.server in traffic}, loads)
 
     def _latencies(self, plan: Plan, loads: Mapping[str, OfferedLoad]) -> dict[str, Latencies]:
         """Returns the latencies that the model predicts for these replicas under these loads."""
         if not plan:
             return {}
-        asked = as_it_is(self._parts.system, Standing(plan, loads, self._speeds.perf))
+        body = latency_question(self._parts.system, Standing(plan, loads, self._speeds.perf))
         try:
-            answer = self._parts.optimizer.solve(asked)
+            answer = self._parts.optimizer.solve(body)
         except OptimizerUnusable:
             return {}
         return {
@@ -299,27 +295,27 @@ class Planner:
         """Returns forecasts for ready replicas in the next period, by server, for those with
         traffic."""
         coming = {name: demand.next for name, demand in self._demands.items()}
-        said = self._latencies(self._ready, coming) if traffic else {}
+        predicted = self._latencies(self._ready, coming) if traffic else {}
         forecasts = {}
         for name, each in traffic.items():
             if not each.unread:
-                latencies = asdict(said.get(name, Latencies()))
+                latencies = asdict(predicted.get(name, Latencies()))
                 figures = {ARRIVALS: coming[name].per_minute, **latencies}
                 forecasts[name] = self._forecasts.make(name, figures)
         return forecasts
 
-    def _note_who_asks(self, traffic: Mapping[str, ServerTraffic], at_s: float) -> None:
+    def _note_requests(self, traffic: Mapping[str, ServerTraffic], at_s: float) -> None:
         """Note a request for every server with traffic. In the first cycle, also note one for
         servers that run or expect a load."""
-        asked = {
+        requested = {
             name
             for name, each in traffic.items()
             if each.unread or each.all.arrived or each.all.present
         }
         if self._number == 1:
-            asked |= {group.server for group, count in self.plan.items() if count}
-            asked |= {name for name, each in self._demands.items() if each.load.per_minute}
-        for name in asked:
+            requested |= {group.server for group, count in self.plan.items() if count}
+            requested |= {name for name, each in self._demands.items() if each.load.per_minute}
+        for name in requested:
             self._sleep.note(name, at_s)
 
     def _held(
@@ -378,7 +374,9 @@ def _expected(load: Json) -> OfferedLoad:
     )
 
 
-def _told(decided: ServerCycle, seen: ServerTraffic | None, predicted: Latencies) -> ServerCycle:
+def _observed(
+    decided: ServerCycle, seen: ServerTraffic | None, predicted: Latencies
+) -> ServerCycle:
     if seen is None or seen.unread:
         return decided
     return replace(

@@ -9,7 +9,7 @@ is longer, so that no replica is stopped that would be needed before another cou
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cluster.controller.loads import Traffic
@@ -102,7 +102,7 @@ class Demand:
         late_s = max(self._scale_down_s, ahead_s)
         recent = [each for each in self._seen if each.at_s >= at_s - late_s]
         highest = max(each.per_minute for each in recent)
-        self.load = OfferedLoad.of(highest, *self._tokens([each.traffic for each in recent]))
+        self.load = OfferedLoad.of(highest, *self._tokens(each.traffic for each in recent))
 
     def rest(self) -> None:
         """Forget the load, because no more requests come."""
@@ -114,14 +114,12 @@ class Demand:
         """Returns whether the load has been observed for `scale_down_s`, so that it may fall."""
         return self._first_s is not None and at_s - self._first_s >= self._scale_down_s
 
-    def _tokens(self, recent: Sequence[Traffic]) -> tuple[float, float]:
+    def _tokens(self, recent: Iterable[Traffic]) -> tuple[float, float]:
         """Returns mean tokens over the whole window, so that a few requests do not move a plan."""
-        ended = math.fsum(each.ended for each in recent)
-        if ended < 1:
+        together = sum(recent, Traffic())
+        if together.ended < 1:
             return self.load.in_tokens, self.load.out_tokens
-        prompt = math.fsum(each.prompt_tokens for each in recent)
-        completion = math.fsum(each.completion_tokens for each in recent)
-        return prompt / ended, completion / ended
+        return together.mean_tokens
 
 
 def _joined(parts: Iterable[Traffic]) -> Traffic:

@@ -82,28 +82,28 @@ class _Record:
         """The forecast not judged yet, and the largest distance within its interval."""
 
     def make(self, value: float) -> Forecast:
-        made, reach = Forecast(value), math.inf
+        forecast, reach = Forecast(value), math.inf
         num = len(self.judged)
         if math.ceil(SHARE * (num + 1)) <= num:
             num_missing = sum(SHARE - each.has_held for each in self.judged if each.has_interval)
             rank = math.ceil((SHARE + SHARE_STEP * num_missing) * (num + 1))
             distances = sorted(each.distance for each in self.judged)
             reach, middle = distances[min(rank, num) - 1], self._scaled(value)
-            made = Forecast(value, self._back(middle - reach), self._back(middle + reach))
-        self._open = made, reach
-        return made
+            forecast = Forecast(value, self._back(middle - reach), self._back(middle + reach))
+        self._open = forecast, reach
+        return forecast
 
     def judge(self, measured: float | None) -> JudgedForecast | None:
         """Compare the open forecast with the measurement. Returns None if either is missing."""
-        made, self._open = self._open, None
-        if made is None or measured is None:
+        opened, self._open = self._open, None
+        if opened is None or measured is None:
             return None
-        said, reach = made
-        distance = abs(self._scaled(said.value) - self._scaled(measured))
+        forecast, reach = opened
+        distance = abs(self._scaled(forecast.value) - self._scaled(measured))
         judgement = JudgedForecast(distance)
-        if said.low is not None and said.high is not None:
-            error = abs(said.value - measured) / (measured or 1.0)
-            half_width = (said.high - said.low) / 2 / (said.value or 1.0)
+        if forecast.low is not None and forecast.high is not None:
+            error = abs(forecast.value - measured) / (measured or 1.0)
+            half_width = (forecast.high - forecast.low) / 2 / (forecast.value or 1.0)
             judgement = JudgedForecast(distance, True, distance <= reach, error, half_width)
         self.judged.append(judgement)
         return judgement
@@ -142,8 +142,8 @@ class Forecasts:
 
     def make(self, server: str, figures: Figures) -> dict[str, Forecast]:
         """Returns forecasts of the next period. Leaves out unknown figures."""
-        known = {name: value for name, value in figures.items() if value is not None}
-        return {name: self._records[server][name].make(value) for name, value in known.items()}
+        records = self._records[server]
+        return {name: records[name].make(v) for name, v in figures.items() if v is not None}
 
     def judge(self, server: str, measured: Figures) -> dict[str, JudgedForecast]:
         """Compare the open forecasts of a server with measurements."""

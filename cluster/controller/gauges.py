@@ -61,16 +61,16 @@ def _of_cycle(cycle: Cycle) -> Iterable[Metric]:
         short.add_metric([name], float(each.is_short))
         if each.arrived_per_minute is not None:
             arrivals.add_metric([name], each.arrived_per_minute)
-        for kind, seen_ms, said_ms in (
+        for kind, measured_ms, predicted_ms in (
             ("ttft", each.measured.ttft_ms, each.predicted.ttft_ms),
             ("itl", each.measured.itl_ms, each.predicted.itl_ms),
         ):
-            if seen_ms is not None:
-                measured.add_metric([name, kind], seen_ms / 1000)
-            if said_ms is not None:
-                predicted.add_metric([name, kind], said_ms / 1000)
-            if seen_ms and said_ms is not None:
-                error.add_metric([name, kind], said_ms / seen_ms - 1)
+            if measured_ms is not None:
+                measured.add_metric([name, kind], measured_ms / 1000)
+            if predicted_ms is not None:
+                predicted.add_metric([name, kind], predicted_ms / 1000)
+            if measured_ms and predicted_ms is not None:
+                error.add_metric([name, kind], predicted_ms / measured_ms - 1)
     yield from (arrivals, held, short, measured, predicted, error)
     yield from _of_forecasts(cycle)
 

@@ -24,13 +24,13 @@ Amount = Annotated[FiniteFloat, Field(ge=0)]
 MAX_START_S = 1e6  # a line with more is damaged
 
 
-class GroupTold(TypedDict):
+class GroupJson(TypedDict):
     accelerator: str
     user_rows: int
     replicas: int
 
 
-class UnplacedTold(TypedDict):
+class UnplacedJson(TypedDict):
     """Replicas without room on any machine."""
 
     server: str
@@ -43,13 +43,13 @@ class ServerDecision(TypedDict):
     """A server's plan. `is_short` means that it has too few replicas for its load."""
 
     arrived_per_minute: float | None
-    plan: list[GroupTold]
+    plan: list[GroupJson]
     has_changed: bool
     is_short: bool
     held: str
 
 
-class ServerTold(ServerDecision):
+class ServerJson(ServerDecision):
     """One server in one cycle. `load` is in the optimizer's terms."""
 
     load: dict[str, float]
@@ -62,7 +62,7 @@ class ServerTold(ServerDecision):
     scores: dict[str, Score]
 
 
-class CycleTold(TypedDict):
+class CycleJson(TypedDict):
     """`cost` is in cents per hour; `speeds` are the factors of each model and accelerator."""
 
     cycle: int
@@ -70,12 +70,12 @@ class CycleTold(TypedDict):
     seconds: float
     fault: str
     cost: float | None
-    servers: dict[str, ServerTold]
+    servers: dict[str, ServerJson]
     speeds: list[Json]
     not_learned: list[dict[str, str]]
 
 
-class DecisionTold(TypedDict):
+class DecisionJson(TypedDict):
     cycle: int
     at: str
     fault: str
@@ -142,8 +142,8 @@ def entry_of(
     """Returns a line of the journal. `starts_s` has the durations of each server's last starts."""
     answer = None if cycle.answer is None else cycle.answer.model_dump(by_alias=True)
     return {
-        **told(cycle),
-        "unplaced": unplaced_of(unplaced),
+        **cycle_json(cycle),
+        "unplaced": unplaced_json(unplaced),
         "starts_s": {name: took for name, took in starts_s.items() if name in cycle.servers},
         "dry_run": dry_run,
         "question": cycle.question,
@@ -156,7 +156,7 @@ def fault_entry(at_s: float, fault: str) -> Json:
     return {"at": _time_of(at_s), "fault": fault}
 
 
-def told(cycle: Cycle) -> CycleTold:
+def cycle_json(cycle: Cycle) -> CycleJson:
     """Returns the observations and decisions of a cycle."""
     return {
         "cycle": cycle.number,
@@ -179,7 +179,7 @@ def told(cycle: Cycle) -> CycleTold:
     }
 
 
-def decision_of(cycle: Cycle) -> DecisionTold:
+def decision_of(cycle: Cycle) -> DecisionJson:
     """Returns the decisions of a cycle, in short."""
     return {
         "cycle": cycle.number,
@@ -190,14 +190,14 @@ def decision_of(cycle: Cycle) -> DecisionTold:
     }
 
 
-def groups(plan: Plan) -> list[GroupTold]:
+def groups_json(plan: Plan) -> list[GroupJson]:
     return [
         {"accelerator": g.accelerator, "user_rows": g.user_rows, "replicas": count}
         for g, count in plan.items()
     ]
 
 
-def unplaced_of(unplaced: Mapping[Group, Outcome]) -> list[UnplacedTold]:
+def unplaced_json(unplaced: Mapping[Group, Outcome]) -> list[UnplacedJson]:
     return [
         {"server": group.server, "accelerator": group.accelerator, "replicas": each.unplaced,
          "why": each.why}
@@ -216,14 +216,14 @@ def _cost_of(cycle: Cycle) -> float | None:
 def _decision(seen: ServerCycle) -> ServerDecision:
     return {
         "arrived_per_minute": seen.arrived_per_minute,
-        "plan": groups(seen.plan),
+        "plan": groups_json(seen.plan),
         "has_changed": seen.has_changed,
         "is_short": seen.is_short,
         "held": seen.held,
     }
 
 
-def _server(seen: ServerCycle) -> ServerTold:
+def _server(seen: ServerCycle) -> ServerJson:
     return {
         **_decision(seen),
         "load": seen.load.as_json(),

@@ -40,6 +40,11 @@ class Traffic(Counted):
         return 60 * self.arrived / self.seconds if self.seconds else 0.0
 
     @property
+    def mean_tokens(self) -> tuple[float, float]:
+        """Mean tokens of the prompts and answers that ended; only if any did."""
+        return self.prompt_tokens / self.ended, self.completion_tokens / self.ended
+
+    @property
     def ttft_ms(self) -> float | None:
         return 1000 * self.ttft_s / self.ttft_count if self.ttft_count else None
 
@@ -130,7 +135,7 @@ def with_door(
     found = {}
     for server, each in traffic.items():
         share, all_ = shares[server] / total, each.all
-        came = max(all_.arrived + share * growth, 0.0)
-        all_ = replace(all_, arrived=came, waiting=all_.waiting + share * waiting)
+        arrived = max(all_.arrived + share * growth, 0.0)
+        all_ = replace(all_, arrived=arrived, waiting=all_.waiting + share * waiting)
         found[server] = replace(each, all=all_)
     return found

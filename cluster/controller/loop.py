@@ -21,7 +21,7 @@ from cluster.clock import steady_s
 from cluster.controller.cycle import ControllerParts, Cycle, Planner
 from cluster.controller.journal import Journal
 from cluster.controller.journal_entry import (
-    DecisionTold,
+    DecisionJson,
     decision_of,
     entry_of,
     fault_entry,
@@ -40,7 +40,7 @@ DECISIONS_KEPT = 20
 RETRY_S = 60.0
 
 T = TypeVar("T")
-Asking = SimpleQueue[Cycle | ClusterError]
+Invocation = SimpleQueue[Cycle | ClusterError]
 """Takes the answer to an `invoke`."""
 
 
@@ -57,7 +57,7 @@ class ControllerSnapshot:
     starts: Mapping[str, StartForecast] = field(default_factory=dict)
     fault: str = ""
     num_faults: int = 0
-    decisions: tuple[DecisionTold, ...] = ()
+    decisions: tuple[DecisionJson, ...] = ()
 
 
 class Rollout:
@@ -116,7 +116,7 @@ class Controller:
     ) -> None:
         self._parts, self._create_actuator, self._clock = parts, create_actuator, clock
         self.snapshot = ControllerSnapshot()  # replaced whole, by the controller thread only
-        self._asked: SimpleQueue[Asking] = SimpleQueue()
+        self._invocations: SimpleQueue[Invocation] = SimpleQueue()
         self._woken: SimpleQueue[str] = SimpleQueue()
         self.sleepers = parts.config.models_of_sleepers(parts.system)
         self._wake = threading.Event()
@@ -140,16 +140,16 @@ class Controller:
         """Run a cycle now. Raises ClusterError and TimeoutError."""
         if not self.is_alive:
             raise ClusterError(self.snapshot.fault or "the controller's thread has ended")
-        answer: Asking = SimpleQueue()
-        self._asked.put(answer)
+        answer: Invocation = SimpleQueue()
+        self._invocations.put(answer)
         self._wake.set()
         try:
-            made = answer.get(timeout=timeout_s)
+            result = answer.get(timeout=timeout_s)
         except Empty:
             raise TimeoutError(f"no cycle was completed within {timeout_s:g} s") from None
-        if isinstance(made, ClusterError):
-            raise made
-        return made
+        if isinstance(result, ClusterError):
+            raise result
+        return result
 
     def wake(self, server: str) -> None:
         """Make a server run, because a request waits for it. Does not wait for the server."""
@@ -170,7 +170,7 @@ class Controller:
                     journal = Journal(config.journal, config.journal_bytes)
                     actuator = self._create_actuator()
                 except Exception as error:
-                    self._take_fault(error, _taken(self._asked))
+                    self._take_fault(error, _taken(self._invocations))
                     self._wake.wait(config.rollout_s)
                     self._wake.clear()
                     continue
@@ -184,8 +184,8 @@ class Controller:
         # Before the first plan, as the optimizer may start after us; twice as long each time.
         retry_s = config.rollout_s if config.period_s else math.inf
         while not self._must_end.is_set():
-            asking, woken = _taken(self._asked), set(_taken(self._woken))
-            is_due = bool(asking) or time.monotonic() >= due_s
+            invocations, woken = _taken(self._invocations), set(_taken(self._woken))
+            is_due = bool(invocations) or time.monotonic() >= due_s
             if is_due:
                 due_s = max(due_s + config.period_s, time.monotonic())
             try:
@@ -198,12 +198,12 @@ class Controller:
                     self._roll(rollout, planner, cycle)
                     starts_s = rollout.start_times.took_s
                     journal.write(entry_of(cycle, rollout.unplaced, starts_s, config.dry_run))
-                    for each in asking:
+                    for each in invocations:
                         each.put(cycle)
                 else:
                     self._roll(rollout, planner)
             except Exception as error:
-                if self._take_fault(error, asking):
+                if self._take_fault(error, invocations):
                     with suppress(OSError):
                         journal.write(fault_entry(self._clock(), self.snapshot.fault))
             self._wake.wait(min(config.rollout_s, max(due_s - time.monotonic(), 0.0)))
@@ -219,7 +219,10 @@ class Controller:
 
     def _roll(self, rollout: Rollout, planner: Planner, cycle: Cycle | None = None) -> None:
         replicas = rollout.step(planner.plan)
+        before = self.snapshot
+        decisions = before.decisions
         if cycle is not None:
+            decisions = (decision_of(cycle), *decisions)[:DECISIONS_KEPT]
             log.info(
                 "cycle=%d cycle_ms=%.0f changed=%s unplaced=%d fault=%s",
                 cycle.number,
@@ -228,7 +231,6 @@ class Controller:
                 sum(each.unplaced for each in rollout.unplaced.values()),
                 cycle.fault,
             )
-        before = self.snapshot
         self.snapshot = replace(
             before,
             replicas=replicas,
@@ -237,21 +239,21 @@ class Controller:
             starts=rollout.starts,
             cycle=cycle or before.cycle,
             fault="",
-            decisions=_with(before.decisions, cycle),
+            decisions=decisions,
         )
 
-    def _take_fault(self, error: Exception, asking: "Sequence[Asking]") -> bool:
+    def _take_fault(self, error: Exception, invocations: Sequence[Invocation]) -> bool:
         """Report an error, and log an unexpected one with its traceback. Returns whether it is
         new."""
         is_foreseen = isinstance(error, (ClusterError, OSError))
-        said = str(error) if is_foreseen else f"a fault of the controller's own: {error!r}"
-        fault = error if isinstance(error, ClusterError) else ClusterError(said)
+        message = str(error) if is_foreseen else f"a fault of the controller's own: {error!r}"
+        fault = error if isinstance(error, ClusterError) else ClusterError(message)
         log.warning("nothing was done: %s", fault, exc_info=None if is_foreseen else error)
         before = self.snapshot
         is_new = str(fault) != before.fault
         num_faults = before.num_faults + is_new
         self.snapshot = replace(before, fault=str(fault), num_faults=num_faults)
-        for each in asking:
+        for each in invocations:
             each.put(fault)
         return is_new
 
@@ -259,9 +261,3 @@ class Controller:
 def _taken(queue: SimpleQueue[T]) -> list[T]:
     """Returns all entries of a queue that only this thread reads."""
     return [queue.get() for _ in range(queue.qsize())]
-
-
-def _with(decisions: tuple[DecisionTold, ...], cycle: Cycle | None) -> tuple[DecisionTold, ...]:
-    if cycle is None:
-        return decisions
-    return (decision_of(cycle), *decisions)[:DECISIONS_KEPT]

@@ -53,12 +53,12 @@ class PageReader:
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="metrics")
 
     def read(self, replicas: Sequence[Replica]) -> Readings:
-        asked = [
+        readable = [
             each
             for each in replicas
             if each.url and each.state in (ReplicaState.READY, ReplicaState.DRAINING)
         ]
-        jobs = {each.name: self._pool.submit(self._counters, each) for each in asked}
+        jobs = {each.name: self._pool.submit(self._counters, each) for each in readable}
         wait(jobs.values(), timeout=ALL_S)
         late = MetricsUnread(f"no answer within {ALL_S:g} s, of {len(jobs)} replicas together")
         for job in jobs.values():

@@ -54,47 +54,47 @@ class Standing:
 
 def question(system: SystemDocument, standing: Standing) -> Json:
     """Returns the body of POST /optimizeOne for a plan."""
-    own_models, servers = [], []
+    renamed, servers = [], []
     targets: dict[str, list[Json]] = {
         name: [_at_speed(standing, name, target) for target in each.get("modelTargets") or []]
         for name, each in system.classes.items()
     }
     for name, spec in system.servers.items():
-        asked = _server(system, standing, name)
+        entry = _server(system, standing, name)
         if standing.groups(name) and not spec.get("maxBatchSize"):
             # A model of its own, because other servers may run this model with other rows.
-            own = f"{spec.get('model')} of {name}"
-            own_models += _with_its_rows(standing, name, str(spec.get("model")), own)
+            own_name = f"{spec.get('model')} of {name}"
+            renamed += _renamed_perf(standing, name, str(spec.get("model")), own_name)
             if target := system.target(name):
                 of_class = system.class_of(name)
                 target = _at_speed(standing, of_class, target)
-                targets.setdefault(of_class, []).append({**target, "model": own})
-            asked["model"] = own
-        servers.append(asked)
+                targets.setdefault(of_class, []).append({**target, "model": own_name})
+            entry["model"] = own_name
+        servers.append(entry)
     perf = [standing.perf.get(key, each) for key, each in system.perf.items()]
     classes = [{**each, "modelTargets": targets[name]} for name, each in system.classes.items()]
     flags = system.parts.get("optimizerData") or {}
     return {
         **system.parts,
-        "modelData": {"models": perf + own_models},
+        "modelData": {"models": perf + renamed},
         "serviceClassData": {"serviceClasses": classes},
         "serverData": {"servers": servers},
         "optimizerData": {**flags, "optimizer": FLAGS | (flags.get("optimizer") or {})},
     }
 
 
-def as_it_is(system: SystemDocument, standing: Standing) -> Json:
+def latency_question(system: SystemDocument, standing: Standing) -> Json:
     """Returns the body of POST /optimizeOne that asks for the latencies of running replicas. Their
     servers are held, without service levels or limits on cards; others are left out."""
     held = [name for name in system.servers if standing.groups(name)]
-    all_held = Standing(standing.plan, standing.loads, standing.perf, held)
-    asked = question(system, all_held)
+    held_standing = Standing(standing.plan, standing.loads, standing.perf, held)
+    body = question(system, held_standing)
     classes = [
         {**each, "modelTargets": [{"model": target["model"]} for target in each["modelTargets"]]}
-        for each in asked["serviceClassData"]["serviceClasses"]
+        for each in body["serviceClassData"]["serviceClasses"]
     ]
-    servers = [each for each in asked["serverData"]["servers"] if each["name"] in held]
-    return asked | {
+    servers = [each for each in body["serverData"]["servers"] if each["name"] in held]
+    return body | {
         "serviceClassData": {"serviceClasses": classes},
         "serverData": {"servers": servers},
         "optimizerData": {"optimizer": {"unlimited": True}},
@@ -143,16 +143,16 @@ def _at_speed(standing: Standing, of_class: str, target: Json) -> Json:
     return target | levels
 
 
-def _with_its_rows(standing: Standing, server: str, model: str, own: str) -> list[Json]:
-    """Returns the speeds of a server's model under the name `own`. On accelerators where the server
+def _renamed_perf(standing: Standing, server: str, model: str, own_name: str) -> list[Json]:
+    """Returns the speeds of a server's model under `own_name`. On accelerators where the server
     runs, they have the rows of its processes; on others, the rows of the document."""
     rows = {group.accelerator: group.user_rows for group, _ in standing.groups(server)}
     out_tokens = standing.loads[server].out_tokens
     found = []
     for (name, accelerator), each in standing.perf.items():
         if name == model:
-            own_perf = {**each, "name": own}
+            copy = {**each, "name": own_name}
             if accelerator in rows:
-                own_perf |= {"maxBatchSize": rows[accelerator], "atTokens": out_tokens}
-            found.append(own_perf)
+                copy |= {"maxBatchSize": rows[accelerator], "atTokens": out_tokens}
+            found.append(copy)
     return found

@@ -11,7 +11,7 @@ Plan = Mapping[Group, int]
 """The number of replicas of each group. A group that is not in the plan gets none if another group
 of its server is; otherwise it does not change."""
 
-THERE = (ReplicaState.STARTING, ReplicaState.READY)
+RUNNING = (ReplicaState.STARTING, ReplicaState.READY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class RolloutActions:
 
 def running(replicas: Iterable[Replica]) -> Counter[Group]:
     """Returns how many starting or ready replicas each group has."""
-    return Counter(each.group for each in replicas if each.state in THERE)
+    return Counter(each.group for each in replicas if each.state in RUNNING)
 
 
 def next_steps(
@@ -36,35 +36,36 @@ def next_steps(
     replicas of a server are stopped once their replacements are ready. If some replacements have no
     room, the same share of the surplus stays; stopping the rest may make room.
     """
-    there = running(replicas)
+    present = running(replicas)
     ready = Counter(each.group for each in replicas if each.state is ReplicaState.READY)
     start, stop = [], []
-    for groups in _by_server(plan, there).values():
+    for groups in _by_server(plan, present).values():
         wanted = {group: plan.get(group, 0) for group in groups}
         for group, count in wanted.items():
-            if there[group] < count - unplaced.get(group, 0):
+            if present[group] < count - unplaced.get(group, 0):
                 start.append((group, count))
         waits = any(
-            ready[group] < min(count, there[group]) or there[group] < count - unplaced.get(group, 0)
+            ready[group] < min(count, present[group])
+            or present[group] < count - unplaced.get(group, 0)
             for group, count in wanted.items()
         )
         if waits:
             continue
         total = sum(wanted.values())
-        missing = sum(max(count - there[group], 0) for group, count in wanted.items())
+        missing = sum(max(count - present[group], 0) for group, count in wanted.items())
         for group, count in wanted.items():
-            surplus = there[group] - count
+            surplus = present[group] - count
             kept = math.ceil(surplus * missing / total) if total else 0
             if surplus > kept:
                 stop.append((group, count + kept))
     return RolloutActions(tuple(start), tuple(stop))
 
 
-def _by_server(plan: Plan, there: Mapping[Group, int]) -> dict[str, list[Group]]:
+def _by_server(plan: Plan, present: Mapping[Group, int]) -> dict[str, list[Group]]:
     """Returns the planned and present groups of the servers in the plan."""
     planned = {group.server for group in plan}
     groups: dict[str, list[Group]] = defaultdict(list)
-    for group in sorted({*plan, *there}):
+    for group in sorted({*plan, *present}):
         if group.server in planned:
             groups[group.server].append(group)
     return groups

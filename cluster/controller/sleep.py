@@ -18,18 +18,18 @@ class Sleep:
     def __init__(self, idle_s: Mapping[str, float]) -> None:
         """`idle_s` says how long each server must be idle before it sleeps."""
         self._idle_s = idle_s
-        self._asked_s: dict[str, float] = {}
+        self._requested_s: dict[str, float] = {}
 
     def note(self, server: str, at_s: float) -> None:
         """Note a request for a server."""
-        self._asked_s[server] = at_s
+        self._requested_s[server] = at_s
 
     def awake(self, at_s: float) -> set[str]:
         """Returns the servers that may sleep but are in use; each needs at least one replica."""
         return {
             name
             for name, idle_s in self._idle_s.items()
-            if at_s - self._asked_s.get(name, -math.inf) < idle_s
+            if at_s - self._requested_s.get(name, -math.inf) < idle_s
         }
 
     def asleep(self, at_s: float) -> set[str]:

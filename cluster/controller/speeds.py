@@ -83,11 +83,7 @@ class Speeds:
         if base is None or not replicas or not seen.arrived or seen.ended < LEAST_ENDED:
             return None
         error = min(max(1 / math.sqrt(seen.ended), LEAST_ERROR), LARGEST_ERROR)
-        load = OfferedLoad.of(
-            seen.per_minute / replicas,
-            seen.prompt_tokens / seen.ended,
-            seen.completion_tokens / seen.ended,
-        )
+        load = OfferedLoad.of(seen.per_minute / replicas, *seen.mean_tokens)
         # While a queue grows, waits are below the model's steady state, and would make the machine
         # look faster than it is.
         is_saturated = _present(seen) >= SATURATED * group.user_rows * replicas

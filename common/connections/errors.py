@@ -21,7 +21,7 @@ STATUSES: dict[type[ParseException], int] = {
     LimitRequestHeaders: 431,
     UnsupportedTransferCoding: 501,
 }
-MAX_SAID_CHARS = 200  # characters of gunicorn's message, which quotes the client
+MAX_MESSAGE_CHARS = 200  # characters of gunicorn's message, which quotes the client
 
 
 class InvalidHead(WireError):
@@ -30,7 +30,7 @@ class InvalidHead(WireError):
     def __init__(self, error: ParseException) -> None:
         self.status = STATUSES.get(type(error), 400)
         super().__init__(
-            f"The request's head is refused: {str(error)[:MAX_SAID_CHARS]}; send it as HTTP/1.1 "
+            f"The request's head is refused: {str(error)[:MAX_MESSAGE_CHARS]}; send it as HTTP/1.1 "
             "asks (RFC 9112), and shorter if it is too large."
         )
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cluster.actuators import Actuator
-from cluster.controller.rollout import THERE
+from cluster.controller.rollout import RUNNING
 from cluster.replicas import Group, Outcome, Replica, ReplicaState
 from lab.kit.servers import eventually
 
@@ -16,7 +16,7 @@ def in_states(actuator: Actuator, group: Group, wanted: Sequence[ReplicaState]) 
     def are_here() -> bool:
         nonlocal outcome
         here[:] = [each for each in actuator.replicas() if each.group == group]
-        if sum(each.state in {*THERE, *wanted} for each in here) < len(wanted):
+        if sum(each.state in {*RUNNING, *wanted} for each in here) < len(wanted):
             outcome = actuator.start(group, len(wanted))
         return [each.state for each in here] == list(wanted)
 

@@ -190,7 +190,7 @@ def test_requests_that_wait_for_a_cycle_leave_threads_for_others(
     with ThreadPoolExecutor(MAX_INVOKES) as threads:
         try:
             waiting = [threads.submit(running.client.post, "/invoke") for _ in range(MAX_INVOKES)]
-            eventually(lambda: running.controller._asked.qsize() == MAX_INVOKES, DEADLINE_S)
+            eventually(lambda: running.controller._invocations.qsize() == MAX_INVOKES, DEADLINE_S)
             answer = running.client.post("/invoke")
             assert answer.status_code == 503
             assert "ask again" in answer.text

@@ -21,7 +21,7 @@ def test_one_at_a_time_and_the_one_too_many_is_refused() -> None:
 
     with ThreadPoolExecutor(1 + MAX_WAITING) as pool:
         asked = [pool.submit(ask) for _ in range(1 + MAX_WAITING)]
-        eventually(lambda: turns.num_asked > MAX_WAITING)
+        eventually(lambda: turns.num_requests > MAX_WAITING)
         with pytest.raises(TooManyQuestions, match="one at a time"), turns.taken():
             pass
         may_end.set()
@@ -29,7 +29,7 @@ def test_one_at_a_time_and_the_one_too_many_is_refused() -> None:
             each.result()
     assert most == [1]
     with turns.taken():
-        assert turns.num_asked == 1
+        assert turns.num_requests == 1
 
 
 def test_question_that_fails_gives_its_turn_back() -> None:
@@ -37,7 +37,7 @@ def test_question_that_fails_gives_its_turn_back() -> None:
     for _ in range(2 * MAX_WAITING):
         with pytest.raises(ZeroDivisionError), turns.taken():
             raise ZeroDivisionError
-    assert turns.num_asked == 0
+    assert turns.num_requests == 0
 
 
 def test_who_has_waited_long_enough_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,4 +46,4 @@ def test_who_has_waited_long_enough_is_refused(monkeypatch: pytest.MonkeyPatch) 
     with turns.taken():
         with pytest.raises(TooManyQuestions), turns.taken():
             pass
-        assert turns.num_asked == 1
+        assert turns.num_requests == 1

@@ -15,7 +15,7 @@ from benchmarking.rows.config import BenchmarkConfig
 from benchmarking.rows.model_configs import Cells
 from benchmarking.settings import Settings as BenchmarkSettings
 from cluster.config import ClusterConfig
-from common.faults import _SAID, message_of, setting_faults
+from common.faults import _FORMATS, message_of, setting_faults
 from common.key_files import Keys
 from inference_api.settings import Settings
 from inference_api.web.fields import Body
@@ -75,7 +75,7 @@ def test_every_fault_of_a_body_or_file_has_our_words(kind: Any) -> None:
     if kind is Cells:  # all of a file's cells are texts
         tried = [{field: str(junk) for field in fields} for junk in JUNK]
     for detail in (each for value in tried for each in faults_of(kind, value)):
-        assert detail["type"] not in PYDANTICS_OWN - _SAID.keys(), detail
+        assert detail["type"] not in PYDANTICS_OWN - _FORMATS.keys(), detail
         message = message_of(detail, kind)
         assert len(message) < 2000
         assert "Input should" not in message
@@ -93,7 +93,7 @@ def test_every_fault_of_a_setting_has_our_words(
                 kind()
             except ValidationError as error:
                 for detail in error.errors():
-                    assert detail["type"] not in PYDANTICS_OWN - _SAID.keys(), detail
+                    assert detail["type"] not in PYDANTICS_OWN - _FORMATS.keys(), detail
                 said = setting_faults(error)
                 assert all(each.endswith("unset it.") for each in said) or name == "bundle"
         monkeypatch.delenv(variable, raising=False)

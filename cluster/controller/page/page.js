@@ -17,21 +17,21 @@ function shown(value) {
  * @param {(string | [string, string])[]} cells
  */
 function row(cells) {
-  const made = document.createElement("tr");
+  const tr = document.createElement("tr");
   for (const cell of cells) {
     const [text, kind] = typeof cell === "string" ? [cell, ""] : cell;
-    const td = made.insertCell();
+    const td = tr.insertCell();
     td.textContent = text;
     td.className = kind;
   }
-  return made;
+  return tr;
 }
 
 /** @param {any[]} groups */
-function planned(groups) {
-  const there = groups.filter((group) => group.replicas > 0);
-  if (!there.length) return "none";
-  return there
+function planText(groups) {
+  const planned = groups.filter((group) => group.replicas > 0);
+  if (!planned.length) return "none";
+  return planned
     .map((group) => `${group.replicas} × ${group.accelerator} (${group.user_rows} rows)`)
     .join(", ");
 }
@@ -61,7 +61,7 @@ function serverRow([name, server], cycle, unplaced) {
   const missing = lacking.map((each) => `${each.replicas} unplaced: ${each.why}`);
   return row([
     name,
-    planned(server.plan),
+    planText(server.plan),
     [[...states, ...missing].join(", ") || "none", missing.length ? "bad" : ""],
     [shown(seen?.arrived_per_minute), "number"],
     latency(seen, "ttft", server.target["slo-ttft"]),
@@ -91,19 +91,19 @@ function replicaRow(replica) {
 }
 
 /** @param {string} text */
-function tellFault(text) {
+function showFault(text) {
   element("fault").textContent = text;
   element("fault").hidden = !text;
 }
 
 function show(state) {
   const { cycle, replicas } = state;
-  tellFault(state.fault || cycle?.fault || "");
+  showFault(state.fault || cycle?.fault || "");
   const ready = replicas.filter((each) => each.state === "ready").length;
-  const made = cycle
+  const latest = cycle
     ? `cycle ${cycle.cycle} at ${new Date(cycle.at).toLocaleTimeString()}, ${shown(cycle.cost)} cents/h`
     : "no cycle yet";
-  element("summary").textContent = `${ready} of ${replicas.length} replicas ready · ${made}`;
+  element("summary").textContent = `${ready} of ${replicas.length} replicas ready · ${latest}`;
   const servers = Object.entries(state.servers);
   element("servers").replaceChildren(
     ...servers.map((server) => serverRow(server, cycle, state.unplaced)),
@@ -117,7 +117,7 @@ async function refresh() {
     if (!response.ok) throw new Error(`the controller answers ${response.status}`);
     show(await response.json());
   } catch (error) {
-    tellFault(`The state cannot be read: ${error.message}`);
+    showFault(`The state cannot be read: ${error.message}`);
   }
 }
 
@@ -131,10 +131,10 @@ element("invoke").addEventListener("click", async () => {
   button.disabled = true;
   try {
     const response = await fetch("invoke", { method: "POST" });
-    if (!response.ok) tellFault((await response.json()).message);
+    if (!response.ok) showFault((await response.json()).message);
     else await refresh();
   } catch (error) {
-    tellFault(`No plan was made: ${error.message}`);
+    showFault(`No plan was made: ${error.message}`);
   } finally {
     button.disabled = false;
   }
