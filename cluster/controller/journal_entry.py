@@ -3,7 +3,7 @@ back what a starting controller needs."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, NotRequired, cast
 
@@ -224,14 +224,6 @@ def _decision(seen: ServerCycle) -> ServerDecision:
 
 
 def _server(seen: ServerCycle) -> ServerJson:
-    return {
-        **_decision(seen),
-        "load": seen.load.as_json(),
-        "measured": cast(Latencies, asdict(seen.measured)),
-        "predicted": cast(Latencies, asdict(seen.predicted)),
-        "planned": cast(Latencies, asdict(seen.planned)),
-        "missed": list(seen.missed),
-        "forecasts": {name: cast(Forecast, asdict(f)) for name, f in seen.forecasts.items()},
-        "judged": {name: cast(JudgedForecast, asdict(j)) for name, j in seen.judged.items()},
-        "scores": {name: cast(Score, asdict(s)) for name, s in seen.scores.items()},
-    }
+    values = asdict(replace(seen, plan={}))  # groups as keys would become mappings
+    values |= {"plan": groups_json(seen.plan), "load": seen.load.as_json()}
+    return cast(ServerJson, values)
