@@ -5,6 +5,7 @@ Event loop only, unless stated otherwise.
 
 import asyncio
 import logging
+from functools import partial
 
 from common.addresses import is_allowed
 from common.request_ids import new_request_id
@@ -66,7 +67,7 @@ class ProxyApp:
         """Start in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._sweep()
-        self._parts.discovery.start(self._note_list)
+        self._parts.discovery.start(partial(self._loop.call_soon_threadsafe, self._take_list))
         for each in self._repeated:
             each.start()
         if self.settings.proxy_metrics_port:
@@ -165,10 +166,6 @@ class ProxyApp:
         if len(self._sleepers):  # requests that wait for their server to be listed
             self._maintenance.request_run()
         self._sweeping = self._loop.call_later(SWEEP_ON_S if has_more else SWEEP_S, self._sweep)
-
-    def _note_list(self) -> None:
-        """Any thread."""
-        self._loop.call_soon_threadsafe(self._take_list)
 
     def _take_list(self) -> None:
         self._parts.balancer.replace(self._parts.discovery.current)

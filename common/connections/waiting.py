@@ -89,10 +89,6 @@ class WaitingConnections(WaitingLine[PolledConnection]):
         self.num_held_bytes += num_bytes - connection.num_held_bytes
         connection.num_held_bytes = num_bytes
 
-    def num_requests_of(self, address: str) -> int:
-        """Returns how many connections of an address wait for (the rest of) a request."""
-        return len(self.by_address.get(address, ()))
-
     def newest(self) -> PolledConnection | None:
         """Returns the connection that began to wait for a request last."""
         return next(reversed(self.by_wait[Wait.REQUEST]), None)

@@ -214,7 +214,8 @@ class PollingWorker(ThreadWorker):
             self._crowded.add(conn.address)
 
     def _has_too_many(self, address: str) -> bool:
-        return self._waiting.num_requests_of(address) > self.limits.max_waiting_per_address
+        waiting = self._waiting.by_address.get(address, ())
+        return len(waiting) > self.limits.max_waiting_per_address
 
     def _thin_out(self) -> None:
         """Close the connections that have waited longest, for each address with too many."""

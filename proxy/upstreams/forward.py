@@ -249,7 +249,8 @@ class Forwarder:
         asks_usage = request.hints.may_ask_usage and upstream.reports_usage
         upload: asyncio.Task[None] | None = None
         try:
-            data, is_whole = _request_bytes(upstream, request, fields), request.body.is_complete
+            data = _request_bytes(upstream, request, fields, asks_usage)
+            is_whole = request.body.is_complete
             connection.begin(request.head.method, data, is_whole=is_whole)
             if not is_whole:
                 upload = asyncio.create_task(self._upload(connection, request))
@@ -310,12 +311,6 @@ def _is_whole(upload: asyncio.Task[None]) -> bool:
     return upload.done() and not upload.cancelled() and upload.exception() is None
 
 
-def _body_for(upstream: Upstream, request: InboundRequest) -> bytes:
-    """Returns the received part of the body, with the question for usage if that may be asked."""
-    body = request.body.prefix
-    return asking(body) if request.hints.may_ask_usage and upstream.reports_usage else body
-
-
 def _fields_for(upstream: Upstream, fields: Headers) -> Headers:
     """Returns the request's header fields, with the upstream's API key if it has one."""
     if (key := upstream.key) is None:
@@ -323,13 +318,16 @@ def _fields_for(upstream: Upstream, fields: Headers) -> Headers:
     return [*(each for each in fields if each[0].lower() != key[0].lower()), key]
 
 
-def _request_bytes(upstream: Upstream, request: InboundRequest, fields: Headers) -> bytes:
-    """Returns the request's head, and the received part of its body."""
+def _request_bytes(
+    upstream: Upstream, request: InboundRequest, fields: Headers, asks_usage: bool
+) -> bytes:
+    """Returns the request's head, and the received part of its body. `asks_usage` adds a question
+    for usage to the body."""
     head, body = request.head, request.body
     target = head.target if head.target == "*" else upstream.base_path + head.target
     lines = [f"{head.method} {target} HTTP/1.1", f"Host: {upstream.host}"]
     lines += [f"{name}: {value}" for name, value in _fields_for(upstream, fields)]
-    prefix = _body_for(upstream, request)
+    prefix = asking(body.prefix) if asks_usage else body.prefix
     if body.is_complete:
         if body.is_present:
             lines.append(f"Content-Length: {len(prefix)}")
