@@ -37,11 +37,13 @@ which the answer continues."""
 @dataclass(frozen=True, slots=True)
 class Extras:
     """Inputs of a template besides messages: tools in OpenAI's format, the template's own options,
-    and how the prompt ends."""
+    and how the prompt ends. `on_rendered` is called with the prompt's text before it is encoded,
+    which an error that it raises prevents."""
 
     tools: Sequence[Json] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     ending: Ending = "answer"
+    on_rendered: Callable[[str], None] = lambda prompt: None
 
 
 NO_EXTRAS = Extras()
@@ -66,20 +68,20 @@ def texts_in(value: object) -> Iterator[str]:
             yield from texts_in(child)
 
 
-def template_of(own: ChatTemplate) -> Template:
+def template_of(chat_template: ChatTemplate) -> Template:
     """Renders messages. Raises InvalidRequest if the template refuses them."""
 
     def render(messages: Sequence[Message], extras: Extras) -> str:
         options = {"xml_tools": extras.tools} if extras.tools else {}  # SmolLM3's name for them
         try:
-            return own.render(
+            return chat_template.render(
                 messages, extras.tools, extras.ending == "answer", {**options, **extras.options}
             )
         except MemoryError:
             raise
         except Exception as error:  # a template may raise anything
-            is_said = isinstance(error, TemplateError)  # raised by the template, or a missing name
-            reason = str(error)[:MAX_REASON] if is_said else f"{type(error).__name__} in it"
+            is_refusal = isinstance(error, TemplateError)  # its own, or for a missing name
+            reason = str(error)[:MAX_REASON] if is_refusal else f"{type(error).__name__} in it"
             raise InvalidRequest(
                 f"The model's chat template refuses the messages: {reason}.", "messages"
             ) from error
@@ -134,6 +136,7 @@ class ChatPrompts:
         shown = extras if self._manners.is_native else replace(extras, tools=())
         hidden, hidden_extras = self._hidden(turns, shown)
         prompt = rendered(self._render, hidden, hidden_extras)
+        extras.on_rendered(prompt)
         written = self._specials.find(prompt)
         if hidden == turns and hidden_extras == shown:
             ids = encoded(self._backend, prompt, self._adds_special_tokens)
@@ -192,11 +195,11 @@ _TRIED_TOOL = Tool(
 def manners_of(render: Template, dialect: Dialect) -> Manners:
     """Returns which tool features the template supports, found by rendering some."""
     user = {"role": "user", "content": "a"}
-    system, other = ({"role": role, "content": TRIED} for role in ("system", "user"))
+    system, first = ({"role": role, "content": TRIED} for role in ("system", "user"))
     manners = Manners(
         takes_system=_renders(render, [system, user], ()),
         takes_late_system=_renders(render, [user, system, user], ()),
-        takes_users_in_a_row=_renders(render, [other, user], ()),
+        takes_users_in_a_row=_renders(render, [first, user], ()),
         one_call_per_turn=dialect.one_call_per_turn,
         wants_short_ids=dialect.read is MISTRAL.read,
         wants_numbered_ids=dialect.name == "kimi",

@@ -2,12 +2,14 @@
 
 Templates are written for transformers' `apply_chat_template`, so its additions are here, too:
 trimmed blocks, `raise_exception`, `strftime_now`, unescaped JSON, `break` and `continue`, and the
-block `generation`, which marks the model's text for training. Loops and calls are counted, so that
-no template runs for ever.
+block `generation`, which marks the model's text for training. Loops, calls and characters are
+counted, so that no template runs for ever, nor makes of a few messages a text of gigabytes.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -25,7 +27,18 @@ from inference_api.text.tokenizer_config import DEFAULT, WITH_TOOLS, TokenizerCo
 
 SIMPLEST = [{"role": "user", "content": "Hello"}]
 MAX_TURNS = 5_000_000  # loop turns and calls for one conversation, which take a few seconds
-TURNS_LEFT = "turns left"  # a variable that no template can name
+MAX_CHARS = 2**26  # in all texts and lists made for one conversation, parts of others too
+ALLOWANCE = "its allowance"  # a variable that no template can name
+# Filters and methods that write a value as many times, or in a field as wide, as a number says.
+WIDENING = frozenset(
+    {"batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "to_bytes", "tojson"}
+    | {"wordwrap", "zfill"}
+)
+# A width of five digits or from an argument, in a format for `%` or for `format`.
+_WIDE = re.compile(
+    r"%(?:\([^()]{0,99}\))?[-+ #0-9.]{0,99}(?:\*|\d{5})"
+    r"|\{[^{}]{0,99}:[^{}]{0,99}(?:\d{5}|\{)"
+)
 
 
 class _MarkedBlocks(Extension):
@@ -70,28 +83,131 @@ def _refuse(reason: str) -> None:
     raise TemplateError(reason)
 
 
-class TooManyTurns(TemplateError):
-    def __init__(self) -> None:
-        super().__init__(f"takes more than {MAX_TURNS} turns of loops and calls")
+class RendersTooMuch(TemplateError):
+    def __init__(self, limit: str) -> None:
+        super().__init__(f"takes more than {limit}; send fewer or shorter messages")
 
 
-def _count_turn(context: Context) -> None:
-    if next(context[TURNS_LEFT], None) is None:
-        raise TooManyTurns
+@dataclass(slots=True)
+class _Allowance:
+    """What one rendering may still take. Used by one thread."""
+
+    num_turns: int
+    num_chars: int
+
+    @staticmethod
+    def of(context: Context) -> "_Allowance":
+        allowance: _Allowance = context.parent[ALLOWANCE]
+        return allowance
+
+    def count_turn(self) -> None:
+        self.num_turns -= 1
+        if self.num_turns < 0:
+            raise RendersTooMuch(f"{MAX_TURNS} turns of loops and calls")
+
+    def count(self, value: Any) -> Any:
+        """Returns a value that the template has made, or keeps."""
+        self.check(num_chars := _size(value))
+        self.num_chars -= num_chars
+        return value
+
+    def check(self, num_chars: int) -> None:
+        """Raises RendersTooMuch if so many more characters are too many."""
+        if num_chars > self.num_chars:
+            raise RendersTooMuch(f"{MAX_CHARS} characters of text")
+
+    def check_result(self, name: str, value: Any, arguments: Sequence[Any]) -> None:
+        """Raises RendersTooMuch if a filter or method would make much of this value at once."""
+        if name == "replace" and len(arguments) > 1:
+            self.check(str(value).count(str(arguments[0])) * _size(arguments[1]))
+        elif name == "join":
+            values = (value, *arguments)
+            parts = [part for each in values if isinstance(each, list | tuple) for part in each]
+            longest = max([len(each) for each in values if isinstance(each, str)], default=0)
+            self.check(sum(map(_size, parts)) + longest * len(parts))
+        elif name in WIDENING:
+            widths = [each if isinstance(each, int) else _size(each) for each in arguments]
+            self.check(max(_size(value), 1) * max(widths, default=0))
+        elif name in ("format", "format_map") and _WIDE.search(str(value)):
+            self.check(MAX_CHARS + 1)
+
+
+def _size(value: Any) -> int:
+    """Returns a text's or list's length; of an integer, the characters that cost as much time."""
+    if isinstance(value, str | bytes | list | tuple):
+        return len(value)
+    return _size_of_bits(value.bit_length()) if isinstance(value, int) else 0
+
+
+def _size_of_bits(num_bits: int) -> int:
+    return num_bits**2 >> 12  # multiplying takes time by the square of the length
 
 
 @pass_context
-def _counted(context: Context, values: Iterable[Any]) -> Iterator[Any]:
+def _turns(context: Context, values: Iterable[Any]) -> Iterator[Any]:
+    allowance = _Allowance.of(context)
     for each in values:
-        _count_turn(context)
+        allowance.count_turn()
         yield each
 
 
+@pass_context
+def _counted(context: Context, value: Any) -> Any:
+    return _Allowance.of(context).count(value)
+
+
+@pass_context
+def _counted_text(context: Context, value: Any) -> Any:
+    return _Allowance.of(context).count(value if isinstance(value, str) else str(value))
+
+
+_PASSED: Mapping[str, Callable[[Context], Any]] = {  # what filters may get as their first argument
+    "context": lambda context: context,
+    "environment": lambda context: context.environment,
+    "eval_context": lambda context: context.eval_ctx,
+}
+
+
+def _counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a filter whose results are counted."""
+    first = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
+    is_amplifier = name in WIDENING | {"format", "join", "replace"}
+
+    @pass_context
+    def counting(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        allowance = _Allowance.of(context)
+        if is_amplifier:
+            value = list(value) if name == "join" else value
+            allowance.check_result(name, value, (*args, *kwargs.values()))
+        passed = [_PASSED[first](context)] if first else []
+        return allowance.count(function(*passed, value, *args, **kwargs))
+
+    return counting
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """Returns the text of the template, or of a block of it."""
+    num_chars, kept = 0, list[str]()
+    for piece in pieces:
+        num_chars += len(piece)
+        if num_chars > MAX_CHARS:
+            raise RendersTooMuch(f"{MAX_CHARS} characters of text")
+        kept.append(piece)
+    return "".join(kept)
+
+
 class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"*", "**", "%"})
+    concat = staticmethod(_joined)
+
     def __init__(self) -> None:
         extensions: list[type[Extension] | str] = [_MarkedBlocks, "jinja2.ext.loopcontrols"]
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-        self.filters |= {"tojson": _as_json, "counted": _counted}
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_counted_text
+        )
+        filters = {**self.filters, "tojson": _as_json}
+        self.filters = {name: _counting(name, each) for name, each in filters.items()}
+        self.filters |= {"turns": _turns, "counted": _counted}
         self.globals |= {
             "raise_exception": _refuse,
             "strftime_now": lambda form: datetime.now().strftime(form),
@@ -99,17 +215,51 @@ class _Environment(ImmutableSandboxedEnvironment):
             "dict": lambda *pairs, **members: dict(*pairs, **members),
             "namespace": _PlainNamespace,
         }
+        del self.globals["lipsum"]  # makes texts of any length in one call
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _count_turn(context)
-        return super().call(context, called, *args, **kwargs)
+        allowance = _Allowance.of(context)
+        allowance.count_turn()
+        for each in (*args, *kwargs.values()):
+            allowance.count(each)
+        method = getattr(called, "__wrapped__", called)  # the sandbox wraps `format`
+        value = getattr(method, "__self__", None)
+        if isinstance(value, str | int):
+            allowance.check_result(method.__name__, value, (*args, *kwargs.values()))
+        return allowance.count(super().call(context, called, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        allowance = _Allowance.of(context)
+        match operator, left, right:
+            case "%", str(), _:
+                allowance.check_result("format", left, ())
+            case "*", int(), str() | list() | tuple():
+                allowance.check(left * len(right))
+            case "*", str() | list() | tuple(), int():
+                allowance.check(len(left) * right)
+            case "**", int(), int():
+                allowance.check(_size_of_bits(left.bit_length() * right))
+        return super().call_binop(context, operator, left, right)
 
     def compiled(self, text: str) -> Template:
-        """Returns a template, whose loops are counted. Raises TemplateSyntaxError."""
+        """Returns a template whose loops and texts are counted. Raises TemplateSyntaxError."""
         tree = self.parse(text)
         for loop in tree.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+            loop.iter = _filtered(loop.iter, "turns")
+        for concat in tree.find_all(nodes.Concat):
+            concat.nodes = [_filtered(nodes.List(concat.nodes), "join")]
+        for part in tree.find_all(nodes.Getitem):
+            if isinstance(part.arg, nodes.Slice):
+                part.node = _filtered(part.node, "counted")
+        for assignment in tree.find_all(nodes.Assign):
+            assignment.node = _filtered(assignment.node, "counted")
+        for block in tree.find_all(nodes.AssignBlock):
+            block.filter = _filtered(block.filter, "counted")
         return self.from_string(tree)
+
+
+def _filtered(value: nodes.Node | None, name: str) -> nodes.Filter:
+    return nodes.Filter(value, name, [], [], None, None, lineno=getattr(value, "lineno", 1))
 
 
 class ChatTemplate:
@@ -131,22 +281,22 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
     ) -> str:
         template = self._with_tools if tools else self._default
-        given = {
+        variables = {
             **self._special_tokens,
             "messages": [_turn(message) for message in messages],
             "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
-            TURNS_LEFT: iter(range(MAX_TURNS)),
+            ALLOWANCE: _Allowance(MAX_TURNS, MAX_CHARS),
         }
-        return template.render(given | dict(options or {}))
+        return template.render(variables | dict(options or {}))
 
 
 def _turn(message: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a message with its thought under both names that templates use."""
-    said = {key: value for key, value in message.items() if value is not None}
-    thought = said.get("reasoning_content", said.get("thinking"))
-    return said if thought is None else {"thinking": thought, **said, "reasoning_content": thought}
+    turn = {key: value for key, value in message.items() if value is not None}
+    thought = turn.get("reasoning_content", turn.get("thinking"))
+    return turn if thought is None else {"thinking": thought, **turn, "reasoning_content": thought}
 
 
 def read_chat_template(config: TokenizerConfig) -> ChatTemplate | None:

@@ -1,7 +1,8 @@
 """Encodes prompts to token ids, with bounds that are checked before work is spent."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from threading import Condition, Lock
 
 from inference_api.errors import PromptTooLong, QueueFull
@@ -37,14 +38,22 @@ class PromptEncoder:
         """Returns the prompt of a conversation.
 
         Bounded by the bytes of messages and tools, even if the template leaves some out, and by
-        their number, because each takes at least one token. Raises what `encode` raises, and
-        InvalidRequest if the template refuses the messages.
+        their number, because each takes at least one token; then by the bytes that the template has
+        made of them. Raises what `encode` raises, and InvalidRequest if the template refuses the
+        messages.
         """
         if len(messages) > self._max_seq_len:
             raise PromptTooLong(len(messages), "messages", self._max_seq_len, self._max_seq_len)
-        said = [{key: each[key] for key in each if key != "role"} for each in messages]
-        given = [*(value for each in said for value in each.values()), *extras.tools]
-        with self._room_for(list(texts_in([*given, extras.options]))):
+        fields = [{key: each[key] for key in each if key != "role"} for each in messages]
+        values = [*(value for each in fields for value in each.values()), *extras.tools]
+        with ExitStack() as room:
+            room.enter_context(self._room_for(list(texts_in([*values, extras.options]))))
+
+            def exchange_room(prompt: str) -> None:
+                room.close()
+                room.enter_context(self._room_for([prompt]))
+
+            extras = replace(extras, on_rendered=exchange_room)
             return self._tokenizer.encode_chat(messages, extras)
 
     @contextmanager

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 REPLACEMENT = "\ufffd"  # an incomplete UTF-8 sequence decodes to this
 THOUGHT_TOKENS = 16  # last tokens of a prompt in which the tag of a thought is looked for
 ANCHOR = "a"  # tokens are decoded after this, because alone they may lose a leading space
+MAX_AROUND_TOKENS = 64  # tokens that a tokenizer adds around a prompt; language models' add two
+MAX_LETTER_TOKENS = 8  # tokens of one letter, and of what a normaliser puts before it
 
 
 class Tokenizer(Protocol):
@@ -80,6 +82,7 @@ class HuggingFaceTokenizer:
         self._tokenizer = backend
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._check_growth()
         description = json.loads(self._tokenizer.to_str())
         self.bytes_per_token = bytes_per_token(description)
         self._is_byte_level = is_byte_level(description)
@@ -89,6 +92,15 @@ class HuggingFaceTokenizer:
         self._chat = ChatPrompts(self._tokenizer, read_chat_template(config))
         self.dialect = self._chat.dialect
         self._anchor_id = self.encode(ANCHOR)[-1]
+
+    def _check_growth(self) -> None:
+        """Raises ValueError if a letter becomes many tokens: a post-processor may repeat a text,
+        for example."""
+        num_around = len(self.encode(""))
+        num_letter = len(self.encode(ANCHOR)) - num_around
+        if num_around > MAX_AROUND_TOKENS or num_letter > MAX_LETTER_TOKENS:
+            most = MAX_AROUND_TOKENS + MAX_LETTER_TOKENS
+            raise ValueError(f"it makes {num_around + num_letter} tokens of a letter, above {most}")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return encoded(self._tokenizer, text, add_special_tokens)
@@ -180,8 +192,8 @@ class TextStream:
         return text
 
     def _fresh_text(self) -> str:
-        known = self._decode(self._token_ids[self._context_from : self._fresh_from])
-        return self._decode(self._token_ids[self._context_from :])[len(known) :]
+        context = self._decode(self._token_ids[self._context_from : self._fresh_from])
+        return self._decode(self._token_ids[self._context_from :])[len(context) :]
 
     def _is_shown(self, token_id: int) -> bool:
         return token_id in self.kept or self._tokenizer.special_token(token_id) is None

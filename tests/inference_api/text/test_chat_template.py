@@ -1,6 +1,7 @@
 """Chat templates that do not serve are faults at start, with their file and line."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -98,11 +99,79 @@ def test_template_that_does_not_end_is_a_fault_and_later_the_clients(
     folder: Folder, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_template, "MAX_TURNS", 10_000)
-    assert "cannot render one message of a user (TooManyTurns: takes " in fault(folder(template))
+    assert "cannot render one message of a user (RendersTooMuch: takes " in fault(folder(template))
     later = f"{{% if messages[0].content == 'long' %}}{template}{{% endif %}}"
     tokenizer = load_tokenizer(folder(later), frozenset())
     with pytest.raises(InvalidRequest, match="takes more than 10000 turns of loops and calls"):
         tokenizer.encode_chat([{"role": "user", "content": "long"}])
+
+
+AMPLIFIERS = {
+    "output": "{% for m in messages %}{{ messages[0].content }}{% endfor %}",
+    "outputs of lists": "{% macro f() %}{% for m in messages %}{{ messages }}{% endfor %}"
+    "{% endmacro %}{{ f() }}",
+    "constants": "{% for m in messages %}CONSTANT{% endfor %}",
+    "blocks": "{% for m in messages %}{% set a %}CONSTANT{% endset %}{% endfor %}",
+    "filters": "{% for m in messages %}{% set a = messages | tojson %}{% endfor %}",
+    "mapped filters": "{% set a = messages | map('tojson') | map('upper') | list %}",
+    "calls": "{% for m in messages %}{% set a = messages[0].content.upper() %}{% endfor %}",
+    "slices": "{% for m in messages %}{% set a = messages[0].content[1:] %}{% endfor %}",
+    "sums": "{% set n = namespace(a='b') %}"
+    "{% for m in messages %}{% set n.a = n.a + n.a %}{% endfor %}",
+    "joins": "{% set n = namespace(a='b') %}"
+    "{% for m in messages %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+    "lists": "{% set n = namespace(a=[1]) %}"
+    "{% for m in messages %}{% set n.a = n.a + n.a %}{% endfor %}",
+    "powers": "{% set n = namespace(a=9) %}"
+    "{% for m in messages %}{% set n.a = n.a * n.a %}{% endfor %}",
+    "arguments": "{% macro f(a, n) %}{% if n %}{{ f(a + a, n - 1) }}{% endif %}{% endmacro %}"
+    "{{ f('ab', 60) }}",
+    "many operands": "{{ " + " ~ ".join(["messages[0].content"] * 1000) + " }}",
+    "replacements": "{{ messages[0].content.replace('b', messages[0].content) }}",
+    "replacement filters": "{{ messages[0].content | replace('b', messages[0].content) }}",
+    "separators": "{{ messages[0].content.join(messages) }}",
+    "separator filters": "{{ messages | map('string') | join(messages[0].content) }}",
+    **{
+        name: "{{ " + expression + " }}"
+        for name, expression in {
+            "products": "'a' * 10 ** 9",
+            "products of numbers first": "10 ** 9 * [1]",
+            "exponents": "10 ** (10 ** 9)",
+            "widths": "'%1000000000d' % 1",
+            "widths from values": "'%*d' % (10 ** 9, 1)",
+            "formats": "'{:>1000000000}'.format(1)",
+            "formats in formats": "'{:{}}'.format(1, 10 ** 9)",
+            "format filters": "'%1000000000d' | format(1)",
+            "centers": "'a'.center(10 ** 9)",
+            "padding": "'a'.ljust(10 ** 9)",
+            "tabs": "('\t' * 100).expandtabs(10 ** 7)",
+            "indents": "('\n' * 100) | indent(10 ** 7)",
+            "indented JSON": "messages | tojson(indent=10 ** 9)",
+            "batches": "[1] | batch(10 ** 9, 'a') | list",
+            "bytes": "(1).to_bytes(10 ** 9)",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("template", AMPLIFIERS.values(), ids=AMPLIFIERS)
+def test_a_template_makes_a_bounded_text_of_any_messages(
+    folder: Folder, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "MAX_CHARS", 200_000)
+    template = template.replace("CONSTANT", 2000 * "c")
+    later = f"{{% if messages | length > 9 %}}{template}{{% else %}}{{{{ messages }}}}{{% endif %}}"
+    tokenizer = load_tokenizer(folder(later), frozenset())
+    messages = [{"role": "user", "content": 500 * "ab"} for _ in range(1000)]
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            InvalidRequest, match="takes more than 200000 characters of text; send "
+        ):
+            tokenizer.encode_chat(messages)
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_several_templates_without_a_default_are_a_fault(folder: Folder) -> None:

@@ -54,6 +54,22 @@ def test_messages_count_together_and_are_not_rendered(encoder: PromptEncoder) ->
         )
 
 
+class WordyTokenizer(IdleTokenizer):
+    """Its template writes 30 bytes more than the messages have."""
+
+    def encode_chat(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
+        extras.on_rendered(30 * "t" + "".join(message["content"] for message in messages))
+        return []
+
+
+def test_what_a_template_makes_of_messages_counts_and_is_not_encoded() -> None:
+    encoder = PromptEncoder(WordyTokenizer(), CONTEXT, ByteBudget(32, wait_s=0.01))
+    for _ in range(3):
+        assert encoder.encode_chat([{"role": "user", "content": "ab"}]) == []
+        with pytest.raises(PromptTooLong, match="has 33;"):
+            encoder.encode_chat([{"role": "user", "content": "abc"}])
+
+
 def test_more_messages_than_tokens_are_not_rendered(encoder: PromptEncoder) -> None:
     with pytest.raises(PromptTooLong, match="at most 16 messages, and the prompt has 17"):
         encoder.encode_chat(17 * [{"role": "user", "content": ""}])

@@ -165,3 +165,44 @@ def test_configuration_that_makes_no_sense_is_a_fault(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(StartupError, match="the tokenizer cannot be loaded"):
         load_tokenizer(tmp_path, frozenset())
+
+
+def processed(single: list[Any], ids: list[int]) -> dict[str, Any]:
+    special = {"id": "<s>", "ids": ids, "tokens": ["<s>"] * len(ids)}
+    template = {"single": single, "pair": PAIR, "special_tokens": {"<s>": special}}
+    return EMBEDDED | {"post_processor": {"type": "TemplateProcessing", **template}}
+
+
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+BEGIN = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+PAIR = [TEXT, {"Sequence": {"id": "B", "type_id": 1}}]
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        processed([TEXT] * 100_000, [0]),
+        processed([BEGIN] * 100_000 + [TEXT], [0]),
+        processed([BEGIN, TEXT], [0] * 100_000),
+        EMBEDDED
+        | {
+            "post_processor": {
+                "type": "Sequence",
+                "processors": [processed([TEXT] * 20, [0])["post_processor"]],
+            }
+        },
+        EMBEDDED | {"normalizer": {"type": "Prepend", "prepend": "ab " * 1000}},
+    ],
+    ids=["repeats", "many tokens", "a long token", "a sequence", "a normaliser"],
+)
+def test_tokenizers_that_make_many_tokens_of_a_letter_are_refused(
+    tmp_path: Path, tokenizer: dict[str, Any]
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(StartupError, match=r"cannot be loaded \(it makes \d+ tokens of a letter, "):
+        load_tokenizer(tmp_path, frozenset())
+
+
+def test_tokenizers_that_add_a_few_tokens_are_not(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(processed([BEGIN, TEXT, BEGIN], [0])))
+    assert load_tokenizer(tmp_path, frozenset()).encode("") == [0, 0]
