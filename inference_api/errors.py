@@ -33,12 +33,12 @@ class ContextTooLong(InvalidRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, max_seq_len: int, told: str = "") -> None:
-        told = (
-            told or f"of which at least one is for the answer, and the prompt has {prompt_tokens}"
+    def __init__(self, prompt_tokens: int, max_seq_len: int, detail: str = "") -> None:
+        detail = (
+            detail or f"of which at least one is for the answer, and the prompt has {prompt_tokens}"
         )
         super().__init__(
-            f"This model's maximum context length is {max_seq_len} tokens, {told}; shorten the "
+            f"This model's maximum context length is {max_seq_len} tokens, {detail}; shorten the "
             "prompt.",
             param="text",
         )
@@ -56,8 +56,8 @@ class PromptTooLong(ContextTooLong):
 
     def __init__(self, size: int, unit: str, at_most: int, max_seq_len: int) -> None:
         at_least_tokens = -(-size * max_seq_len // at_most)
-        told = f"which hold at most {at_most} {unit}, and the prompt has {size}"
-        super().__init__(at_least_tokens, max_seq_len, told)
+        detail = f"which hold at most {at_most} {unit}, and the prompt has {size}"
+        super().__init__(at_least_tokens, max_seq_len, detail)
 
 
 class ThreadUnserved(InvalidRequest):

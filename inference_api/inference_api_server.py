@@ -213,7 +213,8 @@ def _router(settings: Settings) -> MemberRouter | None:
     if bundle is None or bundle.router is None:
         return None
     fallback = bundle.router.fallback or bundle.default_member.name
-    return MemberRouter.of(bundle.members, bundle.router.threshold, fallback)
+    texts = {each.name: (each.description, *each.examples) for each in bundle.members}
+    return MemberRouter.of(texts, bundle.router.threshold, fallback)
 
 
 def _state(model: ModelSettings, backend: DecodeBackend) -> ServerState:

@@ -115,11 +115,11 @@ def loaded(
     served: ServedModel, runner: ModelRunner, settings: Settings, drafter: ModelRunner | None = None
 ) -> LoadedModel:
     """Returns the model of a loaded runner and drafter, with empty rows."""
-    own, draft = settings.of_model(served.name), None
+    own_settings, draft = settings.of_model(served.name), None
     if drafter is not None:
         pages = row_pages(drafter, settings)
-        draft = ModelDrafts(drafter, pages, own.speculation_tokens, runner.vocab_size)
-    drafting = drafting_of(served, runner, own, draft)
+        draft = ModelDrafts(drafter, pages, own_settings.speculation_tokens, runner.vocab_size)
+    drafting = drafting_of(served, runner, own_settings, draft)
     rows = RowTable(runner.max_rows, row_pages(runner, settings))
     planner = StepPlanner(rows, runner, settings, drafting, served.costs)
     return LoadedModel(served, runner, rows, planner, draft, drafting)
@@ -175,10 +175,10 @@ def describe_models(
     from inference_api.loading.memory import cache_shares
 
     kernels_of, budget = cache(Kernels), ByteBudget()
-    made, asked = [], settings.served_models
-    for model in asked:
+    found, models = [], settings.served_models
+    for model in models:
         folder = locate(model.model)
-        options = replace(EngineOptions.from_settings(model), num_runners=len(asked))
+        options = replace(EngineOptions.from_settings(model), num_runners=len(models))
         assistant = find_assistant(model)
         place = None if slots is None else slots.place()
         make = partial(make_runner, kernels_of=kernels_of, packed=packed, place=place)
@@ -192,11 +192,11 @@ def describe_models(
             for each, share in zip(pair, shares, strict=True):
                 each.cache_share = share
                 each.leave_room_for(())
-        made.append((model, folder, runner, drafter))
-    share_memory([each for *_, runner, drafter in made for each in (runner, drafter) if each])
+        found.append((model, folder, runner, drafter))
+    share_memory([each for *_, runner, drafter in found for each in (runner, drafter) if each])
     disk = pages_folder(settings)
     return [
-        LoadableModel(describe_model(*each, budget), settings, *each[-2:], disk) for each in made
+        LoadableModel(describe_model(*each, budget), settings, *each[-2:], disk) for each in found
     ]
 
 

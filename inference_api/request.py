@@ -129,7 +129,7 @@ class GenerationParams:
     pooling: Pooling | None = None  # if set, the first event has the prompt's embedding
     kept_token_ids: frozenset[int] = frozenset()  # special tokens whose names stay in the text
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    unsaid: frozenset[str] = frozenset()  # members of `DEFAULTED` to take from the model's files
+    unset: frozenset[str] = frozenset()  # members of `DEFAULTED` to take from the model's files
 
 
 class OutputQueue:
@@ -163,10 +163,10 @@ class GenerationRequest:
     output: OutputQueue
     model: str  # the model's own name, no alias
     prompt_tokens: tuple[int, ...]
-    params: GenerationParams = field(default_factory=GenerationParams)  # `unsaid` is empty
+    params: GenerationParams = field(default_factory=GenerationParams)  # `unset` is empty
     stop_token_ids: frozenset[int] = frozenset()  # includes the model's own
     not_stopping: bytes | None = None  # with `min_tokens`, a bit for each id: it is no stop token
-    came_s: float = 0.0  # arrival on the monotonic clock
+    arrived_s: float = 0.0  # arrival on the monotonic clock
     grammar: Grammar | None = None
     caller: Caller | None = None
 

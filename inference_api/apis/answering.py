@@ -24,7 +24,7 @@ class Writer(Protocol):
     breaks the connection, so that no client takes the answer for complete.
     """
 
-    def whole(self, answers: Sequence[ChatAnswer]) -> Mapping[str, Any]: ...
+    def complete(self, answers: Sequence[ChatAnswer]) -> Mapping[str, Any]: ...
 
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]: ...
 
@@ -42,9 +42,9 @@ class Begun:
     ) -> Response:
         if streams:
             return self.streamed(writer.stream(answers), EVENT_STREAM, prompt_tokens)
-        return self.whole(writer.whole(answers))
+        return self.complete(writer.complete(answers))
 
-    def whole(self, answer: Mapping[str, Any]) -> Response:
+    def complete(self, answer: Mapping[str, Any]) -> Response:
         response = jsonify(answer)
         response.headers.update({**self.headers, **switch_headers(self.generations)})
         return response
@@ -81,13 +81,13 @@ class Answering:
             each = [chat_params(params, chat.use, model.tokenizer) for params in chat.params]
             return [(prompt, params) for params in each]
 
-        with self.begun(chosen, requests, chat.prompt_field) as it:
-            prompt = it.generations[0].prompt_tokens
+        with self.begun(chosen, requests, chat.prompt_field) as begun:
+            prompt = begun.generations[0].prompt_tokens
             answers = [
                 ChatAnswer(each, answer_reader(model.tokenizer, chat.use, prompt, chat.turns))
-                for each in it.generations
+                for each in begun.generations
             ]
-            return it.respond(writer_of(chosen, model.tokenizer), answers, len(prompt), streams)
+            return begun.respond(writer_of(chosen, model.tokenizer), answers, len(prompt), streams)
 
     def model_of(self, chat: Chat) -> tuple[Chosen, ServedModel]:
         """Returns the chosen model. Raises UnknownModel, NotReady, Draining and BackendFailed."""
@@ -102,7 +102,7 @@ class Answering:
         HearthError."""
         admission = self.generations.admitted(chosen.name, caller_of_request())
         with ExitStack() as closing:
-            with admission as admitted, prompt_is_called(field):
+            with admission as admitted, naming_prompt_field(field):
                 running = self.generations.begin(admitted, requests(admitted.model))
             for each in running:
                 closing.callback(each.close)
@@ -110,7 +110,7 @@ class Answering:
 
 
 @contextmanager
-def prompt_is_called(field: str) -> Iterator[None]:
+def naming_prompt_field(field: str) -> Iterator[None]:
     """Makes a refusal for the prompt's length name the route's `field`."""
     try:
         yield

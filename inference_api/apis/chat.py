@@ -53,15 +53,15 @@ class Chat:
 
     @property
     def extras(self) -> Extras:
-        options = {name: value for said in self.options.values() for name, value in said.items()}
+        options = {name: value for each in self.options.values() for name, value in each.items()}
         return Extras([tool.as_json() for tool in self.use.tools], options, self.ending)
 
     def unread_by(self, dialect: Dialect) -> dict[str, str]:
         """Returns the fields that the model's template ignores, as in `LeftAside.paths`."""
         unread = {
             field: field.partition(".")[0]  # a name of the client's own may follow the point
-            for field, said in self.options.items()
-            if not dialect.words & said.keys()
+            for field, values in self.options.items()
+            if not dialect.words & values.keys()
         }
         for turn in self.turns:
             if "name" in turn and turn["role"] not in {*dialect.named_roles, "tool"}:

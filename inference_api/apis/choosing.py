@@ -11,7 +11,7 @@ from inference_api.core.served_model import ServedModel
 from inference_api.errors import InvalidRequest
 from inference_api.settings.bundle_file import ROUTED
 
-_AS_IT_IS = punctuation.replace("%", " ")  # not encoded in headers, like letters and digits
+_UNQUOTED = punctuation.replace("%", " ")  # not encoded in headers, like letters and digits
 
 
 class Chosen(NamedTuple):
@@ -24,7 +24,7 @@ class Chosen(NamedTuple):
     @property
     def headers(self) -> dict[str, str]:
         """Returns headers about the choice, with `%` and non-ASCII in names percent-encoded."""
-        return {} if self.route is None else {"X-Routed-To": quote(self.name, _AS_IT_IS)}
+        return {} if self.route is None else {"X-Routed-To": quote(self.name, _UNQUOTED)}
 
 
 class ModelChoice:
@@ -35,10 +35,10 @@ class ModelChoice:
         self._backend = backend
         self._settings = backend.settings
 
-    def check(self, asked: str) -> None:
+    def check(self, requested: str) -> None:
         """Raises the errors of `choose` that do not depend on the text."""
-        if asked != ROUTED or self._settings.bundle is None:
-            self._settings.name_of(asked)
+        if requested != ROUTED or self._settings.bundle is None:
+            self._settings.name_of(requested)
         elif self._router is None:
             raise InvalidRequest(
                 f"model: {ROUTED} needs a router, and the bundle has none; name an expert: "
@@ -46,16 +46,16 @@ class ModelChoice:
                 "model",
             )
 
-    def choose(self, asked: str | None, messages: Sequence[str]) -> Chosen:
+    def choose(self, requested: str | None, messages: Sequence[str]) -> Chosen:
         """Returns the model of this name; None means the default model.
 
         `messages` are the user's, oldest first. Raises UnknownModel, or InvalidRequest for `auto`
         without a router or without text.
         """
-        asked = self._settings.default_model.name if asked is None else asked
-        self.check(asked)
-        if asked != ROUTED or self._router is None:
-            return Chosen(self._settings.name_of(asked), asked)
+        requested = self._settings.default_model.name if requested is None else requested
+        self.check(requested)
+        if requested != ROUTED or self._router is None:
+            return Chosen(self._settings.name_of(requested), requested)
         if not messages:
             raise InvalidRequest(
                 f"model: {ROUTED} needs text of a user, and there is none; name an expert.", "model"
@@ -63,9 +63,9 @@ class ModelChoice:
         route = self._router.route(messages)
         return Chosen(route.member, route.member, route)
 
-    def served(self, asked: str | None, messages: Sequence[str]) -> tuple[Chosen, ServedModel]:
+    def served(self, requested: str | None, messages: Sequence[str]) -> tuple[Chosen, ServedModel]:
         """Returns the choice, and the chosen model. Raises what `choose` raises, NotReady, Draining
         and BackendFailed."""
-        chosen = self.choose(asked, messages)
+        chosen = self.choose(requested, messages)
         self._backend.check_admission()
         return chosen, self._backend.served[chosen.name]

@@ -7,10 +7,10 @@ from pydantic import Field
 
 from common.errors import Error
 from common.operations import operation
-from inference_api.apis.answering import known_ids, prompt_is_called
+from inference_api.apis.answering import known_ids, naming_prompt_field
 from inference_api.apis.openai.bodies import RequestBody, TokenId
 from inference_api.apis.openai.field_kinds import UNSERVED, UNSERVED_OF_CHAT, UNSERVED_TOOLS
-from inference_api.apis.openai.messages import Messages, turns_of
+from inference_api.apis.openai.messages import Messages
 from inference_api.apis.openai.tools import ConversationFields, check_open
 from inference_api.apis.openai.wire import Detokenized, TokenizerInfo, Tokens
 from inference_api.core.decode_backend import DecodeBackend
@@ -105,8 +105,8 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
 
 
 def _tokens(body: TokenizeBody, model: ServedModel) -> Tokens:
-    encoder, turns = model.prompt_encoder, turns_of(body.messages or ())
-    with prompt_is_called("messages" if turns else "prompt"):
+    encoder, turns = model.prompt_encoder, [each.as_turn() for each in body.messages or ()]
+    with naming_prompt_field("messages" if turns else "prompt"):
         if turns:
             token_ids = encoder.encode_chat(turns, body.extras())
         else:

@@ -120,17 +120,17 @@ def bundle_state(backend: DecodeBackend) -> BundleState | None:
     state = residents.snapshot
     members = []
     for each in bundle.members:
-        own = state.members[each.name]
+        snapshot = state.members[each.name]
         members.append(
             ExpertState(
-                **expert_card(backend, each, own),
+                **expert_card(backend, each, snapshot),
                 name=each.name,
                 queue=input_queue.num_waiting(each.name),
-                running=own.num_running,
-                switches=own.num_loads,
-                evictions={str(kind): count for kind, count in own.evictions.items()},
-                failures={str(kind): count for kind, count in own.failures.items()},
-                reason=own.reason,
+                running=snapshot.num_running,
+                switches=snapshot.num_loads,
+                evictions={str(kind): count for kind, count in snapshot.evictions.items()},
+                failures={str(kind): count for kind, count in snapshot.failures.items()},
+                reason=snapshot.reason,
             )
         )
     return BundleState(

@@ -195,8 +195,8 @@ class _Check:
         limit, limit_bytes = _fast_memory(self._settings), bundle.fast_memory_limit
         alone = {each.name: _against(limit, [each], limit_bytes, each.name) for each in taken}
         self.found += [each for each in alone.values() if each.level == "ERROR"]
-        if others := [each for each in taken if alone[each.name].level != "ERROR"]:
-            self.found.append(_against(limit, others, limit_bytes))
+        if fitting := [each for each in taken if alone[each.name].level != "ERROR"]:
+            self.found.append(_against(limit, fitting, limit_bytes))
 
     def _model(self, member: BundleMember, source: str) -> _Model | None:
         """Returns the model at `source`; None, with a finding, if it cannot be served."""
@@ -322,8 +322,8 @@ def _needs(
     outputs = settings.user_rows * (1 + guesses)
     scratch = scratch_bytes(model.config, outputs)
     if draft is not None:
-        own = options.of_draft(model.config.context(options.max_seq_len), draft.config)
-        pieces.append(_piece(draft, own, rows))
+        draft_options = options.of_draft(model.config.context(options.max_seq_len), draft.config)
+        pieces.append(_piece(draft, draft_options, rows))
         scratch = max(scratch, scratch_bytes(draft.config, outputs))
     return Taken(member.name, tuple(pieces), member.pinned, scratch)
 

@@ -57,7 +57,7 @@ class MemberLoader:
         """`on_event` is called by the loader thread for each new event."""
         self._members = members
         self._on_event = on_event
-        self._asked: SimpleQueue[Callable[[], LoaderEvent] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], LoaderEvent] | None] = SimpleQueue()
         self._events: SimpleQueue[LoaderEvent] = SimpleQueue()
         self._thread = Thread(target=self._run, name="loader", daemon=True)
 
@@ -66,15 +66,15 @@ class MemberLoader:
 
     def stop(self) -> None:
         """Stop after the current job. Returns when it has ended, or after JOIN_TIMEOUT_S."""
-        self._asked.put(None)
+        self._jobs.put(None)
         if self._thread.is_alive():
             self._thread.join(JOIN_TIMEOUT_S)
 
     def load(self, name: str) -> None:
-        self._asked.put(lambda: self._load(name))
+        self._jobs.put(lambda: self._load(name))
 
     def unload(self, name: str) -> None:
-        self._asked.put(lambda: self._unload(name))
+        self._jobs.put(lambda: self._unload(name))
 
     def events(self) -> Iterator[LoaderEvent]:
         """Yields the events since the last call. Never waits."""
@@ -83,10 +83,10 @@ class MemberLoader:
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
-        while (job := self._asked.get()) is not None:
-            self._tell(job())
+        while (job := self._jobs.get()) is not None:
+            self._emit(job())
 
-    def _tell(self, event: LoaderEvent) -> None:
+    def _emit(self, event: LoaderEvent) -> None:
         self._events.put(event)
         self._on_event()
 
@@ -95,14 +95,14 @@ class MemberLoader:
         started_s, stamp = time.monotonic(), member.stamp()
         try:
             if not member.is_packed():
-                self._tell(Packing(name))
+                self._emit(Packing(name))
             model = member.load()
         except Exception as error:
             member.unload()
-            known = error.faults if isinstance(error, StartupError) else []
-            unknown = f"{type(error).__name__}; the server's log has the details"
-            reason = "; ".join(known) or unknown  # shown to clients
-            cause = None if known else error
+            faults = error.faults if isinstance(error, StartupError) else []
+            fallback = f"{type(error).__name__}; the server's log has the details"
+            reason = "; ".join(faults) or fallback  # shown to clients
+            cause = None if faults else error
             logger.error("%s cannot be loaded: %s", name, reason, exc_info=cause)
             is_memory = isinstance(error, MemoryError)
             return LoadFailed(name, reason, Failure.MEMORY if is_memory else Failure.LOAD, stamp)

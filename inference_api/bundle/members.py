@@ -137,20 +137,20 @@ class ResidencySnapshot:
 class Stay:
     """One stay of a member in memory: the times of its stages, and the member used before it."""
 
-    head_came_s: float  # when the oldest waiting request came, or an operator asked
+    head_arrived_s: float  # when the oldest waiting request came, or an operator asked
     ticketed_s: float
     issued_s: float
     from_name: str | None
     ready_s: float = math.inf
     left_s: float = math.inf  # when it stopped taking requests
 
-    def switch(self, came_s: float) -> Switch:
-        ticketed_s, issued_s = max(came_s, self.ticketed_s), max(came_s, self.issued_s)
+    def switch(self, arrived_s: float) -> Switch:
+        ticketed_s, issued_s = max(arrived_s, self.ticketed_s), max(arrived_s, self.issued_s)
         return Switch(
-            wait_s=ticketed_s - came_s,
+            wait_s=ticketed_s - arrived_s,
             evict_s=issued_s - ticketed_s,
             load_s=self.ready_s - issued_s,
-            is_initiator=came_s <= self.head_came_s,
+            is_initiator=arrived_s <= self.head_arrived_s,
             from_name=self.from_name,
         )
 
@@ -166,7 +166,7 @@ class Member:
     is_packed: bool = False
     num_running: int = 0
     lent_bytes: int = 0  # pages beyond those of its guaranteed rows
-    asked_s: float | None = None  # when an operator asked to load it; None once it is loaded
+    requested_s: float | None = None  # when an operator asked to load it; None once it is loaded
     eviction: Eviction = Eviction.IDLE  # why it drains, if it does
     protected_until_s: float = 0.0
     last_used_s: float | None = None
@@ -199,12 +199,12 @@ class Member:
         """The number of guaranteed rows that it does not use."""
         return max(0, self.needs.rows_min - self.num_running)
 
-    def switch(self, came_s: float) -> Switch | None:
-        """Returns the switch of a request from `came_s`; None if the member was loaded then."""
+    def switch(self, arrived_s: float) -> Switch | None:
+        """Returns the switch of a request from `arrived_s`; None if the member was loaded then."""
         stays = [stay for stay in (self.stay, self.earlier_stay) if stay is not None]
-        if self.stay is None or any(stay.ready_s <= came_s < stay.left_s for stay in stays):
+        if self.stay is None or any(stay.ready_s <= arrived_s < stay.left_s for stay in stays):
             return None
-        return self.stay.switch(came_s)
+        return self.stay.switch(arrived_s)
 
     def snapshot(self, is_held: bool) -> MemberSnapshot:
         needs = self.needs

@@ -140,8 +140,8 @@ class Residency:
     def is_short(self, waiting: Collection[str]) -> bool:
         """Returns whether memory that is borrowed now keeps a wanted member from being loaded, or a
         loaded one from starting a waiting request."""
-        asked = [each for each in self._members.values() if each.asked_s is not None]
-        for member in [*map(self._members.__getitem__, waiting), *asked]:
+        requested = [each for each in self._members.values() if each.requested_s is not None]
+        for member in [*map(self._members.__getitem__, waiting), *requested]:
             is_held = member.name in self._states.holders
             has_room = self.free_bytes(member.name) >= 0 or bool(member.num_owed)
             if not (has_room if is_held else self._states.has_room_for(member)):
@@ -160,10 +160,10 @@ class Residency:
         assert states.free_bytes >= 0, "only what is free is lent"
         self._snapshot = None
 
-    def switch_of(self, name: str, came_s: float) -> Switch | None:
-        """Returns how long a request that came at `came_s` and starts now has waited for its member
-        to be loaded; None if the member was loaded when it came."""
-        return self._members[name].switch(came_s)
+    def switch_of(self, name: str, arrived_s: float) -> Switch | None:
+        """Returns how long a request from `arrived_s` that starts now has waited for its member to
+        load; None if the member was loaded when it came."""
+        return self._members[name].switch(arrived_s)
 
     @property
     def is_settled(self) -> bool:
@@ -240,7 +240,7 @@ class Residency:
             self._states.become(member, member.unloaded_state)
         is_resident = member.state is MemberState.RESIDENT
         if not is_resident and not self._tickets.is_loading(member):
-            member.asked_s = now_s if member.asked_s is None else member.asked_s
+            member.requested_s = now_s if member.requested_s is None else member.requested_s
             self._states.has_news = True
         return is_resident
 
@@ -259,7 +259,7 @@ class Residency:
             and not states.is_idle(member)
         ):
             raise MemberBusy(name, member.num_running, self._num_waiting(name))
-        member.asked_s = None
+        member.requested_s = None
         if member.state in (MemberState.RESIDENT, MemberState.DRAINING):
             states.drain(member, Eviction.OPERATOR, now_s)
         if mode is UnloadMode.FORCE and member.num_running:
@@ -274,13 +274,13 @@ class Residency:
     def _place(self, name: str) -> tuple[bool, float, float]:
         """Returns a sort key. Members below their `rows_min` come first, the longest wait first, so
         that no later request passes the oldest one. Then come the others, smallest share first."""
-        member, came_s = self._members[name], self._states.waiting[name].oldest_came_s
+        member, arrived_s = self._members[name], self._states.waiting[name].oldest_arrived_s
         if not member.num_owed:
-            return True, member.num_running / member.needs.rows_max, came_s
+            return True, member.num_running / member.needs.rows_max, arrived_s
         # Only the oldest arrival is known. Members with requests from before they were loaded go
         # first; after that, members take turns.
-        num_started = 0 if came_s < member.ready_s else self._num_started[name]
-        return False, num_started, came_s
+        num_started = 0 if arrived_s < member.ready_s else self._num_started[name]
+        return False, num_started, arrived_s
 
     def _protect_arrived(self) -> None:
         """Protect newly loaded members from eviction for a while, if requests wait for them."""
@@ -293,7 +293,7 @@ class Residency:
         self._arrived.clear()
 
     def _unload_drained(self, now_s: float) -> None:
-        for member in self._states.those(MemberState.DRAINING):
+        for member in self._states.in_state(MemberState.DRAINING):
             if not member.num_running and member.name not in self._states.at_loader:
                 member.evictions[member.eviction] += 1
                 self._states.send(Unload(member.name), now_s)
@@ -307,11 +307,11 @@ class Residency:
     def _settle(self, now_s: float) -> None:
         """Update the row counts after this turn's decisions, and whether the next turn may rest."""
         states, holder = self._states, self._tickets.holder
-        sure = states.those(MemberState.RESIDENT)
+        sure = states.in_state(MemberState.RESIDENT)
         sure += [] if holder is None else [holder]
         self._num_owed = sum([each.num_owed for each in sure])
         self.may_lend = not self._tickets.waits_for_room or states.is_loader_overdue(now_s)
         self._is_at_rest = holder is None and not states.at_loader
-        self._is_at_rest &= not states.those(MemberState.DRAINING)
+        self._is_at_rest &= not states.in_state(MemberState.DRAINING)
         states.has_news = False
         self._snapshot = None

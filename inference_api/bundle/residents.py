@@ -71,7 +71,7 @@ class BundleResidents(Residents):
         self._members = members
         self._failed: dict[str, Stamp] = {}  # stamps of files that failed to load
         self._loader = loader.MemberLoader(members, input_queue.wake)
-        self._asked: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
+        self._questions: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
 
     # --- any thread -----------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class BundleResidents(Residents):
                 return partial(answer.set_exception, error)
             return partial(answer.set_result, result)
 
-        self._asked.put(settle)
+        self._questions.put(settle)
         self._input_queue.wake()
         return answer.result(ANSWER_TIMEOUT_S)
 
@@ -113,16 +113,16 @@ class BundleResidents(Residents):
 
     def turn(self, now_s: float) -> None:
         for event in self._loader.events():
-            self._hear(event, now_s)
-        settled = [self._asked.get_nowait()() for _ in range(self._asked.qsize())]
+            self._handle(event, now_s)
+        settled = [self._questions.get_nowait()() for _ in range(self._questions.qsize())]
         waiting = self._input_queue.all_waiting()
         if self._residency.is_short(waiting):
             self._loans.call_in()  # pages that no row holds must not keep a member or row waiting
         for effect in self._residency.advance(now_s, waiting):
-            self._do(effect)
+            self._execute(effect)
         self.snapshot = self._residency.snapshot()
-        for tell in settled:
-            tell()
+        for report in settled:
+            report()
 
     def to_start(self, now_s: float) -> Iterator[LoadedModel]:
         while (model := self._next_to_start()) is not None:
@@ -134,7 +134,7 @@ class BundleResidents(Residents):
     def started(self, model: LoadedModel, row: UserRow, now_s: float) -> None:
         self._num_started += 1
         self._residency.started(model.name, now_s)
-        row.switch = self._residency.switch_of(model.name, row.request.came_s)
+        row.switch = self._residency.switch_of(model.name, row.request.arrived_s)
 
     def ended(self, model: LoadedModel, now_s: float) -> None:
         self._residency.ended(model.name, now_s)
@@ -151,7 +151,7 @@ class BundleResidents(Residents):
                 return model
         return None
 
-    def _hear(self, event: loader.LoaderEvent, now_s: float) -> None:
+    def _handle(self, event: loader.LoaderEvent, now_s: float) -> None:
         match event:
             case loader.Packing(name):
                 self._residency.packing(name)
@@ -178,7 +178,7 @@ class BundleResidents(Residents):
         """Returns whether the files of a failed member have changed since."""
         return name in self._failed and self._failed[name] != self._members[name].stamp()
 
-    def _do(self, effect: Effect) -> None:
+    def _execute(self, effect: Effect) -> None:
         match effect:
             case LoadMember(name):
                 self._failed.pop(name, None)
@@ -221,8 +221,8 @@ def needs_of(member: BundleMember, model: LoadableModel, slot_bytes: int | None 
         return of_rows
     cache_bytes = sum(each.cache_bytes for each in footprints)
     other_bytes = slot_bytes - weights_bytes - cache_bytes
-    whole = replace(of_rows, other_bytes=other_bytes, guaranteed_bytes=cache_bytes)
-    return replace(whole, row_bytes=0, shared={})
+    in_slot = replace(of_rows, other_bytes=other_bytes, guaranteed_bytes=cache_bytes)
+    return replace(in_slot, row_bytes=0, shared={})
 
 
 def bundle_of(backend: DecodeBackend) -> BundleResidents | None:

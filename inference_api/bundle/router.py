@@ -6,10 +6,10 @@ k-nearest-neighbour search among hidden states. The choice is by topic, not by d
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from inference_api.errors import StartupError
 
@@ -25,15 +25,6 @@ NO_SKLEARN = (
     "install --editable '.[router]'`), or leave `router` out of the bundle's file"
 )
 _DIGITS = re.compile(r"\d+")
-
-
-class RoutedMember(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def description(self) -> str: ...
-    @property
-    def examples(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +47,23 @@ class MemberRouter:
         self._fallback = fallback
 
     @classmethod
-    def of(cls, members: Sequence[RoutedMember], threshold: float, fallback: str) -> Self:
-        """Returns a router that has learned the members' texts. This takes a fraction of a second,
-        or seconds for thousands of texts.
+    def of(
+        cls, texts_by_member: Mapping[str, Sequence[str]], threshold: float, fallback: str
+    ) -> Self:
+        """Returns a router that has learned descriptions and examples of members, by name. This
+        takes a fraction of a second, or seconds for thousands of texts.
 
-        A member without a description and examples can only be the fallback. Raises StartupError
-        if fewer than two members have any, or no text contains a word.
+        A member without texts can only be the fallback. Raises StartupError if fewer than two
+        members have any, or no text contains a word.
         """
-        texts, names = [], []
-        for member in members:
-            said = [text for text in (member.description, *member.examples) if text.strip()]
-            texts += said
-            names += [member.name] * len(said)
+        pairs = [(name, text) for name, texts in texts_by_member.items() for text in texts]
+        names = [name for name, text in pairs if text.strip()]
         if len(set(names)) < 2:
             raise StartupError(
                 "router: fewer than two experts have a description or examples; add some"
             )
         try:
-            classifier = _text_classifier().fit(texts, names)
+            classifier = _text_classifier().fit([text for _, text in pairs if text.strip()], names)
         except ValueError as error:
             raise StartupError(
                 f"router: descriptions and examples cannot be learned ({error}); add words"

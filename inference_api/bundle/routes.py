@@ -101,8 +101,8 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
     )
     def load(name: str) -> tuple[Response, int]:
         """Idempotent."""
-        is_there = _ask(backend, name, lambda residency, now_s: residency.ask_load(name, now_s))
-        return jsonify(_member(backend, name)), 200 if is_there else 202
+        is_resident = _ask(backend, name, lambda residency, now_s: residency.ask_load(name, now_s))
+        return jsonify(_member(backend, name)), 200 if is_resident else 202
 
     @blueprint.post("/bundle/unload/<path:name>")
     @operation(
@@ -138,19 +138,19 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
 
 def _unload_mode() -> UnloadMode:
     """Raises InvalidRequest."""
-    asked = list(request.args)
-    if not asked:
+    names = list(request.args)
+    if not names:
         return UnloadMode.IDLE
-    if len(asked) > 1 or asked[0] not in UNLOAD_QUERY:
-        raise InvalidRequest(f"Unloading takes ?drain or ?force, not ?{'&'.join(asked)[:100]}.")
-    return UnloadMode(asked[0])
+    if len(names) > 1 or names[0] not in UNLOAD_QUERY:
+        raise InvalidRequest(f"Unloading takes ?drain or ?force, not ?{'&'.join(names)[:100]}.")
+    return UnloadMode(names[0])
 
 
 def checked(text: str, settings: Settings) -> Validation:
     """Checks a client's bundle. Reads only the server's own sources and files in the folder of its
     bundle: no other files, and no hub."""
     folder = None if settings.bundle is None else settings.bundle.folder
-    own = {
+    own_sources = {
         source
         for model in settings.served_models
         for source in (model.model, model.draft_model, model.medusa_heads)
@@ -158,7 +158,7 @@ def checked(text: str, settings: Settings) -> Validation:
     foreign: list[str] = []
 
     def located(source: str) -> str:
-        if source in own:
+        if source in own_sources:
             return source
         path = "" if folder is None else os.path.normpath(folder / source)
         if not path.startswith(f"{folder}{os.sep}"):

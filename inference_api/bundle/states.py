@@ -49,7 +49,7 @@ class MemberStates:
     def become(self, member: Member, state: MemberState, reason: str = "") -> None:
         member.state, member.reason = state, reason
         if state is MemberState.RESIDENT:
-            member.asked_s = None
+            member.requested_s = None
             self.ready.add(member.name)
         else:
             self.ready.discard(member.name)
@@ -124,8 +124,8 @@ class MemberStates:
         staying = self.staying()
 
         def is_enough(leaving: Iterable[Member]) -> bool:
-            gone = set(leaving)
-            others = [each for each in staying if each not in gone]
+            leaving_members = set(leaving)
+            others = [each for each in staying if each not in leaving_members]
             return self.has_room_beside(newcomer, others, borrowed_bytes)
 
         if not is_enough(candidates):
@@ -146,12 +146,12 @@ class MemberStates:
         """Returns whether the loader has exceeded `load_timeout_s` with its current task."""
         return bool(self.at_loader) and now_s - self._loader_since_s > self.policy.load_timeout_s
 
-    def those(self, *states: MemberState) -> list[Member]:
+    def in_state(self, *states: MemberState) -> list[Member]:
         return [each for each in self.by_name.values() if each.state in states]
 
     def unpinned(self) -> list[Member]:
         """Returns the loaded members that are not pinned."""
-        return [each for each in self.those(MemberState.RESIDENT) if not each.needs.is_pinned]
+        return [each for each in self.in_state(MemberState.RESIDENT) if not each.needs.is_pinned]
 
     def is_idle(self, member: Member) -> bool:
         return not member.num_running and member.name not in self.waiting
@@ -161,11 +161,11 @@ class MemberStates:
         idle = [each for each in members if self.is_idle(each)]
         return sorted(idle, key=lambda each: each.used_or_ready_s)
 
-    def head_came_s(self, member: Member) -> float:
+    def head_arrived_s(self, member: Member) -> float:
         """Returns when the member's oldest waiting request, or an operator's, came; else `inf`."""
         waiting = self.waiting.get(member.name)
-        came_s = math.inf if waiting is None else waiting.oldest_came_s
-        return came_s if member.asked_s is None else min(came_s, member.asked_s)
+        arrived_s = math.inf if waiting is None else waiting.oldest_arrived_s
+        return arrived_s if member.requested_s is None else min(arrived_s, member.requested_s)
 
 
 def needed_bytes(members: Iterable[Member]) -> int:

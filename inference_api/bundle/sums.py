@@ -99,9 +99,9 @@ def slots_need(members: Members) -> int:
     return num_slots * largest + scratch
 
 
-MEMORY = Limit("memory_limit", memory_need, lambda one: one.weights_bytes)
-FAST_MEMORY = Limit("fast_memory_limit", fast_memory_need, lambda one: one.need_bytes)
-SLOTS = Limit("fast_memory_limit", slots_need, lambda one: one.slot_bytes)
+MEMORY = Limit("memory_limit", memory_need, lambda member: member.weights_bytes)
+FAST_MEMORY = Limit("fast_memory_limit", fast_memory_need, lambda member: member.need_bytes)
+SLOTS = Limit("fast_memory_limit", slots_need, lambda member: member.slot_bytes)
 
 
 def excess(limit: Limit, members: Members, limit_bytes: int) -> str | None:

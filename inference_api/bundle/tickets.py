@@ -22,7 +22,7 @@ from inference_api.bundle.states import UNLOADED, MemberStates, needed_bytes
 @dataclass(slots=True)
 class _Ticket:
     member: Member
-    head_came_s: float
+    head_arrived_s: float
     issued_s: float
     from_name: str | None
     victims: list[Member] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Tickets:
 
     def fail(self, member: Member, failure: Failure, reason: str) -> None:
         member.failures[failure] += 1
-        member.asked_s = None
+        member.requested_s = None
         self._states.become(member, MemberState.FAILED, reason)
         self.drop(member)
 
@@ -96,7 +96,7 @@ class Tickets:
         elif now_s - ticket.issued_s > timeout_s:
             # The member itself has not failed, so the next request for it causes another try.
             reason = f"a load before it took longer than load_timeout_s={timeout_s:g}"
-            ticket.member.asked_s = None
+            ticket.member.requested_s = None
             self._states.effects.append(Refuse(ticket.member.name, reason))
             self.drop(ticket.member)
 
@@ -105,12 +105,12 @@ class Tickets:
         always while it is being loaded."""
         ticket, states = self._ticket, self._states
         if ticket is not None and not ticket.is_loading:
-            if states.head_came_s(ticket.member) == ticket.head_came_s:
+            if states.head_arrived_s(ticket.member) == ticket.head_arrived_s:
                 return
             self.drop(ticket.member)
         while self._ticket is None:
-            member = min(states.those(*UNLOADED), key=states.head_came_s, default=None)
-            if member is None or (head_came_s := states.head_came_s(member)) == math.inf:
+            member = min(states.in_state(*UNLOADED), key=states.head_arrived_s, default=None)
+            if member is None or (head_arrived_s := states.head_arrived_s(member)) == math.inf:
                 return
             over_bytes = needed_bytes({*states.pinned, member})
             over_bytes -= states.policy.fast_memory_limit_bytes
@@ -118,7 +118,7 @@ class Tickets:
                 reason = f"fast_memory_limit leaves it {over_bytes} bytes less than it needs"
                 self.fail(member, Failure.TOO_LARGE, reason)
             else:
-                self._ticket = _Ticket(member, head_came_s, now_s, states.last_to_start)
+                self._ticket = _Ticket(member, head_arrived_s, now_s, states.last_to_start)
 
     def _serve(self, now_s: float) -> None:
         ticket, states = self._ticket, self._states
@@ -144,9 +144,9 @@ class Tickets:
         leaving = [each for each in states.unpinned() if each.protected_until_s <= now_s]
         idle = states.idle(leaving)
         victims = states.fewest_to_leave(ticket.member, idle, borrowed_bytes)
-        if not victims and now_s - ticket.head_came_s > states.policy.patience_s:
-            others = [each for each in leaving if states.head_came_s(each) > ticket.head_came_s]
-            busy = [each for each in others if each not in idle]
+        if not victims and now_s - ticket.head_arrived_s > states.policy.patience_s:
+            head_s = ticket.head_arrived_s
+            busy = [e for e in leaving if e not in idle and states.head_arrived_s(e) > head_s]
             busy.sort(key=lambda each: each.ready_s)
             victims = states.fewest_to_leave(ticket.member, [*idle, *busy], 0)
         for victim in victims:
@@ -163,7 +163,7 @@ class Tickets:
         self._spare_victims(ticket)
         if member.ready_s < math.inf:
             member.earlier_stay = member.stay
-        member.stay = Stay(ticket.head_came_s, ticket.issued_s, now_s, ticket.from_name)
+        member.stay = Stay(ticket.head_arrived_s, ticket.issued_s, now_s, ticket.from_name)
         self._states.hold(member)
         self._states.become(member, MemberState.LOADING)
         self._states.send(LoadMember(member.name), now_s)

@@ -40,4 +40,4 @@ class Batching:
             return math.inf
         if not self.gathers or waiting.num_requests >= self.max_batch or waiting.is_closed:
             return -math.inf
-        return waiting.oldest_came_s + self.timeout_s
+        return waiting.oldest_arrived_s + self.timeout_s

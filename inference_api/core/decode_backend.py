@@ -34,7 +34,7 @@ LOADER_PAUSE_S = 0.002  # a loader pauses this long after a few milliseconds of 
 STALLED_PERIODS = 5  # keepalive periods without a step after which the loop counts as stalled
 LOADING_RETRY_AFTER_S = 5
 DRAINING_RETRY_AFTER_S = 10
-FEW_EVENTS = 4  # waking this many threads hardly delays the next step
+YIELD_EVENTS = 4  # waking this many threads hardly delays the next step
 
 yield_processor = ctypes.CDLL(None).sched_yield  # `os.sched_yield` does not release the GIL
 
@@ -267,9 +267,9 @@ class DecodeBackend:
                 queue.put(event)
 
     def _has_first_token(self) -> bool:
-        """Returns whether this turn has at most FEW_EVENTS events, one of them a first token."""
+        """Returns whether this turn has at most YIELD_EVENTS events, one of them a first token."""
         decoded = [row for _, step in self._stepped for row, _ in step.decoding]
-        return len(decoded) <= FEW_EVENTS and any(len(row.generated) == 1 for row in decoded)
+        return len(decoded) <= YIELD_EVENTS and any(len(row.generated) == 1 for row in decoded)
 
     def _evict(self) -> None:
         for model, row in self._admitted():
@@ -310,9 +310,9 @@ class DecodeBackend:
         if self._clock() >= until_s:
             self._drop_all(_draining())
         if not self._num_admitted() and not len(self.input_queue):
-            self._tell_drained()
+            self._report_drained()
 
-    def _tell_drained(self) -> None:
+    def _report_drained(self) -> None:
         with self._lock:
             on_drained, self._on_drained = self._on_drained, None
         if on_drained is not None:
@@ -345,7 +345,7 @@ class DecodeBackend:
         # The runners may be broken, so nothing is released in them and no more models are loaded.
         self._residents = self._fixed(map(LoadedModel.emptied, self.models.values()))
         self._end_all(Phase.FAILED, _failed)
-        self._tell_drained()
+        self._report_drained()
 
     def _end_all(self, phase: Phase, refusal: Callable[[], HearthError]) -> None:
         with self._lock:

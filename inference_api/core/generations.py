@@ -42,7 +42,7 @@ class Admitted:
 
     model: ServedModel
     caller: Caller
-    came_s: float
+    arrived_s: float
 
 
 class TextGeneration:
@@ -144,7 +144,7 @@ class TextGeneration:
             self._timeline.tokens(now_s, num_tokens, event.batch_size)
         if event.drafted_tokens:
             accepted_tokens = min(event.accepted_tokens, num_tokens)
-            self._timeline.drafted(event.drafted_tokens, accepted_tokens)
+            self._timeline.depths.add(event.drafted_tokens, accepted_tokens)
         if event.admitted_at_s is not None:
             self._timeline.admitted(event.admitted_at_s, event.reused_tokens, event.switch)
         self.embedding = event.embedding or self.embedding
@@ -190,11 +190,11 @@ class Generations:
         """Admit a request to `model`, a name of `Settings.served_models`, before its prompt is
         encoded. Encode it and call `begin` inside the context, which reports every HearthError to
         the observers. Raises NotReady, Draining, BackendFailed and QueueFull."""
-        came_s = time.monotonic()
+        arrived_s = time.monotonic()
         try:
             self.backend.check_admission()
             self.backend.input_queue.check_room(model)
-            yield Admitted(self.backend.served[model], caller, came_s)
+            yield Admitted(self.backend.served[model], caller, arrived_s)
         except HearthError as error:
             for observer in self.observers:
                 observer.refused(caller, model, error)
@@ -233,7 +233,7 @@ class Generations:
     ) -> TextGeneration:
         """Queue a request. If it has one of its call `before` it, wait until there is room."""
         while before is not None:
-            now = replace(admitted, came_s=time.monotonic())
+            now = replace(admitted, arrived_s=time.monotonic())
             try:
                 return self._queue(now, prompt, params, is_first=False)
             except QueueFull:
@@ -248,7 +248,7 @@ class Generations:
         model, caller, backend = admitted.model, admitted.caller, self.backend
         backend.check_admission()
         backend.input_queue.check_room(model.name, is_first)  # before it compiles a constraint
-        timeline = Timeline(admitted.came_s, partial(self.on_token_gap, model.name))
+        timeline = Timeline(admitted.arrived_s, partial(self.on_token_gap, model.name))
         text = TextStream(model.tokenizer, params.kept_token_ids)
         stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
         with ExitStack() as unless_queued:
@@ -257,7 +257,7 @@ class Generations:
             request = request_of(admitted, output, prompt, params)
             generation = TextGeneration(request, text, stop, timeline)
             unless_queued.callback(generation.close)
-            generation.at_end(lambda: self._tell_end(generation, caller))
+            generation.at_end(lambda: self._report_end(generation, caller))
             generation.at_end(lambda: backend.cancel(request))
             backend.input_queue.put(request, is_first)
             if caller.connection is not None:
@@ -270,7 +270,7 @@ class Generations:
             unless_queued.pop_all()
         return generation
 
-    def _tell_end(self, generation: TextGeneration, caller: Caller) -> None:
+    def _report_end(self, generation: TextGeneration, caller: Caller) -> None:
         """Report the end of a generation to all observers, if it had its first event."""
         if generation.has_started:
             record, session_id = generation.record(), generation.session_id
@@ -299,7 +299,7 @@ def request_of(
     if not params.ignore_eos:
         stop_token_ids |= model.tokenizer.stop_token_ids
     defaults = {
-        name: value for name, value in model.sampling_defaults.items() if name in params.unsaid
+        name: value for name, value in model.sampling_defaults.items() if name in params.unset
     }
     sampling = replace(params.sampling, **defaults)  # type: ignore[arg-type]
     not_stopping = bits_without(stop_token_ids, model.vocab_size) if params.min_tokens else None
@@ -307,10 +307,10 @@ def request_of(
         output,
         model.name,
         prompt_tokens,
-        replace(params, sampling=sampling, unsaid=frozenset()),
+        replace(params, sampling=sampling, unset=frozenset()),
         stop_token_ids,
         not_stopping,
-        admitted.came_s,
+        admitted.arrived_s,
         grammar,
         admitted.caller,
     )
@@ -325,13 +325,13 @@ def _check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> N
             )
 
 
-def _check_speculation(asked: Speculation, model: ServedModel) -> None:
+def _check_speculation(requested: Speculation, model: ServedModel) -> None:
     """Raises InvalidRequest if this model does not have the draft source asked for."""
     served = ("auto", "off", *model.draft_sources)
-    if asked not in served:
-        needed = f"SPECULATION={asked}" + " and a DRAFT_MODEL" * (asked == "draft")
+    if requested not in served:
+        needed = f"SPECULATION={requested}" + " and a DRAFT_MODEL" * (requested == "draft")
         raise InvalidRequest(
-            f"speculation: is {asked!r}, which {model.name} is served without; give one of "
+            f"speculation: is {requested!r}, which {model.name} is served without; give one of "
             f"{', '.join(map(repr, served))}, or start the server with {needed}.",
             "speculation",
         )

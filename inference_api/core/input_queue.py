@@ -23,11 +23,11 @@ QueueRank = tuple[float, int]  # place in line: arrival shifted by priority, the
 
 
 class Waiting(NamedTuple):
-    """Requests that wait for one model. `oldest_came_s` is the arrival time of the one that has
+    """Requests that wait for one model. `oldest_arrived_s` is the arrival time of the one that has
     waited longest, whatever its priority; 0 if none waits."""
 
     num_requests: int
-    oldest_came_s: float
+    oldest_arrived_s: float
     is_closed: bool  # no further request can come
 
 
@@ -158,7 +158,7 @@ class InputQueue:
         return sum(map(len, self._lines.values()))
 
     def _waiting(self, line: "_Line") -> Waiting:
-        return Waiting(len(line), line.oldest_came_s, self._refusal is not None)
+        return Waiting(len(line), line.oldest_arrived_s, self._refusal is not None)
 
     def _check_room(self, model: str, is_first: bool) -> None:
         if self._refusal is not None:
@@ -190,7 +190,7 @@ class _Line:
         self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
 
     @property
-    def oldest_came_s(self) -> float:
+    def oldest_arrived_s(self) -> float:
         return next(iter(self._waiting.values()), 0.0)
 
     def put(self, request: GenerationRequest, place: QueueRank, now_s: float) -> None:

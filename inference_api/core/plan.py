@@ -176,11 +176,11 @@ class StepPlanner:
         self._drafted = (), {}
         if not drafts:
             return {}
-        there = {row.index: row for row in decoding}
+        rows_by_index = {row.index: row for row in decoding}
         return {
             row.index: drafts[row.index]
             for row in rows
-            if row.index in drafts and there.get(row.index) is row
+            if row.index in drafts and rows_by_index.get(row.index) is row
         }
 
     def room_tokens(self, num_decoding: int) -> int:
@@ -225,7 +225,7 @@ class StepPlanner:
             first_tokens = max(-(-room_tokens // 2), room_tokens - sum(passing))
         shares: list[tuple[UserRow, int]] = []
         for row in rows:
-            if not row.has_begun and not row.is_whole_needed:
+            if not row.has_begun and not row.needs_all_tokens:
                 num_before = row.reused_tokens
                 self._rows.reuse(row)
                 step.reused_tokens += row.reused_tokens - num_before

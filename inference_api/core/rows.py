@@ -64,7 +64,7 @@ class UserRow:
     reused_tokens: int = 0  # prompt tokens that were cached before the row prefilled any
     borders: Sequence[int] = ()  # positions where chunks of the prompt end: `RowPages.borders`
     switch: Switch | None = None  # the switch that brought its model into memory
-    had_begun: bool = False  # whether it had prefilled anything before a pause
+    began_before_pause: bool = False  # whether it had prefilled anything before a pause
     generated: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first event
     pooled: PooledStates | None = None  # until the first event
@@ -99,7 +99,7 @@ class UserRow:
             self.number,
             reused_tokens=self.reused_tokens,
             switch=self.switch,
-            had_begun=self.had_begun or self.has_begun,
+            began_before_pause=self.began_before_pause or self.has_begun,
             generated=self.generated,
         )
 
@@ -108,7 +108,7 @@ class UserRow:
         return self.num_cached >= len(self.tokens) - 1
 
     @property
-    def is_whole_needed(self) -> bool:
+    def needs_all_tokens(self) -> bool:
         """Whether every prompt token has to be computed, because it is scored or pooled."""
         return self.request.needs_whole_prompt and not self.generated
 
@@ -130,7 +130,7 @@ class UserRow:
     def reuse(self, num_tokens: int) -> None:
         """Note that the row's pages already hold the first `num_tokens` tokens."""
         self.num_cached = self._num_found = num_tokens
-        if not self.had_begun:  # else these may be tokens that it prefilled itself before a pause
+        if not self.began_before_pause:  # else it may have prefilled these itself
             self.reused_tokens = num_tokens
 
     def chunk_tokens(self, max_tokens: int) -> int:
@@ -152,7 +152,7 @@ class UserRow:
         draws: Sequence[Draw] = ()
         params = self.request.params
         num_logprobs = params.num_prompt_logprobs
-        if num_logprobs is not None and self.is_whole_needed:
+        if num_logprobs is not None and self.needs_all_tokens:
             sampling = replace(params.sampling, num_logprobs=num_logprobs)
             following = tokens[start + 1 : self.num_cached + 1]
             draws = [Draw(sampling, tokens, (), known_id=token) for token in following]
@@ -329,7 +329,7 @@ class RowTable:
 
     def reuse(self, row: UserRow) -> None:
         """Take over the cached pages of a row's prompt. There may be more than at the last call."""
-        salt, is_reused = row.request.params.cache_salt, not row.is_whole_needed
+        salt, is_reused = row.request.params.cache_salt, not row.needs_all_tokens
         row.reuse(self.pages.begin(row.index, salt, row.tokens, reuses=is_reused))
         row.borders = self.pages.borders(row.index)
 

@@ -32,8 +32,8 @@ SIZE_RATE = 0.02  # learning rate of a size's own deviation
 MAX_RATIO = 2.0  # a step off by more than this factor is an outlier of its size
 FORGET_STEPS = 64  # learned deviations are multiplied by FORGET once in this many steps
 FORGET = 0.9
-HELD_UP_RATE = 0.01  # learning rate of the mean delay by interruptions
-MAX_HELD_UP = 20.0  # upper bound of a turn's delay, as a multiple of its expected time
+DELAY_RATE = 0.01  # learning rate of the mean delay by interruptions
+MAX_DELAY = 20.0  # upper bound of a turn's delay, as a multiple of its expected time
 NOISE_RATE = 0.02  # learning rate of the error of a size's estimate
 SIZE_STEPS = 2 / SIZE_RATE - 1  # effective number of steps in a mean at SIZE_RATE
 LOOP_RATE = 0.05  # learning rate of the loop's time outside the step
@@ -112,7 +112,7 @@ class StepCosts:
         self._places = [range(*each) for each in zip(self._sizes, ends, strict=True)]
         self._scale = 1.0
         self._mean_scale = MeanScale()
-        self._held_up = 1.0  # running mean of actual / expected time, interruptions included
+        self._delay_ratio = 1.0  # running mean of actual / expected time, interruptions included
         self._num_learned = 0
         self._num_steps = 0
         self._steps_s = 0.0
@@ -123,7 +123,7 @@ class StepCosts:
         self._counts = [0.0] * len(self._sizes)
         num_places = self._max_rows.bit_length() + 1
         self._loop = [RunningMean(LOOP_RATE) for _ in range(num_places)]
-        self._whole_loop = [RunningMean(HELD_UP_RATE) for _ in range(num_places)]
+        self._mean_loop = [RunningMean(DELAY_RATE) for _ in range(num_places)]
         self._timed: dict[int, list[tuple[float, int]]] = {}  # first steps of unmeasured sizes
         self._measured: dict[int, float] = {}
         self._untimed = set(range(len(self._sizes)))
@@ -185,7 +185,7 @@ class StepCosts:
 
     def turn_s(self, rows: int) -> float:
         """Returns the mean seconds of a turn in which `rows` decode, interruptions included."""
-        return self._held_up * self.step_s(max(rows, 1)) + _nearest(self._whole_loop, rows)
+        return self._delay_ratio * self.step_s(max(rows, 1)) + _nearest(self._mean_loop, rows)
 
     def prompt_token_s(self, rows: int) -> float | None:
         """Returns the seconds that a prompt token adds to a step; None before the first prompt."""
@@ -204,7 +204,7 @@ class StepCosts:
         self.learn(tokens, model_s)
         loop = self._loop[rows.bit_length()]
         loop.learn(min(loop_s, MAX_LOOP_RATIO * loop.mean) if loop.count else loop_s)
-        self._whole_loop[rows.bit_length()].learn(min(loop_s, MAX_HELD_UP * (model_s + loop.mean)))
+        self._mean_loop[rows.bit_length()].learn(min(loop_s, MAX_DELAY * (model_s + loop.mean)))
 
     def learn(self, num_tokens: int, seconds: float) -> None:
         """Learn that a step of `num_tokens` tokens took `seconds`."""
@@ -221,7 +221,7 @@ class StepCosts:
         ratio = bounded = seconds / (self._scale * learned[num_tokens])
         if not 1 / MAX_RATIO <= ratio <= MAX_RATIO:
             bounded = MAX_RATIO if ratio > 1 else 1 / MAX_RATIO
-        self._held_up += HELD_UP_RATE * (min(ratio, MAX_HELD_UP) - self._held_up)
+        self._delay_ratio += DELAY_RATE * (min(ratio, MAX_DELAY) - self._delay_ratio)
         of_all = 1 + max(SCALE_RATE, 1 / self._num_learned) * (bounded - 1)
         self._scale *= of_all
         self._mean_scale.learn(self._scale, seconds)
@@ -249,12 +249,12 @@ class StepCosts:
             if size <= self._max_rows and place not in self._untimed
         ]
         scale = self._mean_scale.mean or self._scale
-        whole = self._held_up * scale
+        delayed = self._delay_ratio * scale
         self.speed = StepSpeed(
             [
                 Point(
                     size,
-                    whole * self._learned[size] + _nearest(self._whole_loop, size),
+                    delayed * self._learned[size] + _nearest(self._mean_loop, size),
                     self._error_s(place),
                 )
                 for place, size in sizes
@@ -283,19 +283,19 @@ class StepCosts:
     def _learn_prompt(self, contents: Contents, turn_s: float) -> None:
         """Learn the cost of a turn's prompts and, once that is known, the common speed."""
         rows, tokens, prompt_tokens = contents
-        own_s = self.step_s(max(tokens, 1)) + self.loop_s(rows)
+        decode_s = self.step_s(max(tokens, 1)) + self.loop_s(rows)
         if self.prompts.knows(rows):
-            expected_s = own_s + prompt_tokens * (self.prompt_token_s(rows) or 0.0)
+            expected_s = decode_s + prompt_tokens * (self.prompt_token_s(rows) or 0.0)
             ratio = min(max(turn_s / expected_s, 1 / MAX_RATIO), MAX_RATIO)
             self._scale *= 1 + SCALE_RATE * (ratio - 1)
             self._mean_scale.learn(self._scale, turn_s)
-        self.prompts.learn(rows, prompt_tokens, (turn_s - own_s) / self._scale)
+        self.prompts.learn(rows, prompt_tokens, (turn_s - decode_s) / self._scale)
 
     def _error_s(self, place: int) -> float:
         """Returns the standard error of a turn's time, from the errors of speed, size and loop."""
         size = self._sizes[place]
         weights = SCALE_RATE / (2 - SCALE_RATE) + 1 / (1 + min(self._counts[place], SIZE_STEPS))
-        loop = self._whole_loop[size.bit_length()]
+        loop = self._mean_loop[size.bit_length()]
         loop_error_s = loop.error if loop.count > 1 else self.loop_s(size)
         return math.hypot(self.step_s(size) * math.sqrt(self._noise[place] * weights), loop_error_s)
 
@@ -371,15 +371,15 @@ def _step_of(runner: ModelRunner, num_tokens: int, room_tokens: int) -> list[Row
 
 def _interpolated(seconds: Mapping[int, float], max_tokens: int) -> list[float]:
     """Returns seconds for 0 to `max_tokens` tokens. They never fall, and are positive from 1 on."""
-    known = {0: 0.0, **seconds} if len(seconds) == 1 else dict(seconds)
-    sizes = sorted(known)
+    measured = {0: 0.0, **seconds} if len(seconds) == 1 else dict(seconds)
+    sizes = sorted(measured)
     values = [0.0]
     for num_tokens in range(1, max_tokens + 1):
         place = min(max(bisect_right(sizes, num_tokens), 1), len(sizes) - 1)
         low, high = sizes[place - 1], sizes[place]
-        slope = (known[high] - known[low]) / (high - low)
-        value = known[low] + slope * (num_tokens - low)
+        slope = (measured[high] - measured[low]) / (high - low)
+        value = measured[low] + slope * (num_tokens - low)
         if num_tokens < low:
-            value = max(value, known[low] * num_tokens / low)
+            value = max(value, measured[low] * num_tokens / low)
         values.append(max(value, values[-1]))
     return values

@@ -23,7 +23,7 @@ class Timeline:
         self._reused_tokens = 0
         self.switch: Switch | None = None  # the switch that the request waited for
         self._num_steps = 0  # steps that brought tokens
-        self._depths = DraftDepths()
+        self.depths = DraftDepths()  # counts verified drafts
         self.completion_tokens = 0
 
     def tokens(self, now_s: float, num_tokens: int, batch_size: int) -> None:
@@ -48,10 +48,6 @@ class Timeline:
         self._reused_tokens = reused_tokens
         self.switch = switch
 
-    def drafted(self, drafted_tokens: int, accepted_tokens: int) -> None:
-        """Record a verified draft by the number of its tokens, and of those accepted."""
-        self._depths.add(drafted_tokens, accepted_tokens)
-
     def record(self, request: GenerationRequest, finish_reason: str) -> GenerationRecord:
         first_s = self._last_s if self._first_s is None else self._first_s
         num_tokens = self.completion_tokens
@@ -72,7 +68,7 @@ class Timeline:
             tokens_per_s=_rate(num_tokens - 1, self._last_s - first_s),
             early_tokens_per_s=_rate(early_tokens, early_end_s - first_s),
             mean_batch_size=self._batch_sizes / max(1, num_tokens),
-            depths=self._depths.copy(),
+            depths=self.depths.copy(),
             tokens_per_step=num_tokens / self._num_steps if self._num_steps else None,
             switch=self.switch,
         )

@@ -21,12 +21,12 @@ from inference_api.pipeline.ranks import RankSettings
 
 logger = logging.getLogger(__name__)
 
-WORD = Struct(">16sHHH")  # COME or the meeting's name; rank, number of ranks, port of the rank
-COME = b"hearth meeting 1"
-INVITATION = Struct(">16s16s46sH")  # COME, the meeting's name, host and port of the next neighbour
+GREETING = Struct(">16sHHH")  # JOIN or the meeting's name; rank, number of ranks, port of the rank
+JOIN = b"hearth meeting 1"
+INVITATION = Struct(">16s16s46sH")  # JOIN, the meeting's name, host and port of the next neighbour
 LINK_TIMEOUT_S = 30.0  # timeout to connect to both neighbours, from the invitation on
-COME_AGAIN_S = 0.2
-MAX_VISITORS = 64  # most connections without a complete word; one more closes the oldest
+RETRY_S = 0.2
+MAX_PENDING = 64  # most connections without a complete greeting; one more closes the oldest
 
 Neighbours = tuple[socket.socket, socket.socket]  # the next and the previous one
 
@@ -35,91 +35,91 @@ def meet(ranks: RankSettings, timeout_s: float) -> Neighbours:
     """Returns connections to the neighbours once all ranks have come. Raises OSError."""
     until_s = time.monotonic() + timeout_s
     if ranks.rank == 0:
-        with _Door(ranks.meeting_place) as door:
-            return _hold(door, ranks, until_s)
+        with _Listener(ranks.meeting_place) as listener:
+            return _host(listener, ranks, until_s)
     while True:
         try:
-            return _come(ranks, until_s)
+            return _join(ranks, until_s)
         except OSError as error:  # rank 0 does not listen yet, or refuses this rank
             if time.monotonic() >= until_s:
                 raise TimeoutError(f"rank {ranks.rank} is not let in: {error}") from error
-        time.sleep(COME_AGAIN_S)
+        time.sleep(RETRY_S)
 
 
-def _hold(door: "_Door", ranks: RankSettings, until_s: float) -> Neighbours:
-    guests = _guests(door, ranks, until_s)
+def _host(listener: "_Listener", ranks: RankSettings, until_s: float) -> Neighbours:
+    members = _joined(listener, ranks, until_s)
     with ExitStack() as stack:
-        for guest, _ in guests:
-            stack.enter_context(guest)
-        places = [(guest.getpeername()[0], port) for guest, port in guests]
-        places.append((guests[-1][0].getsockname()[0], door.port))
+        for member, _ in members:
+            stack.enter_context(member)
+        places = [(member.getpeername()[0], port) for member, port in members]
+        places.append((members[-1][0].getsockname()[0], listener.port))
         name = os.urandom(16)
-        for (guest, _), (host, port) in zip(guests, places[1:], strict=True):
-            guest.settimeout(LINK_TIMEOUT_S)
-            guest.sendall(INVITATION.pack(COME, name, host.encode(), port))
-    return _linked(name, places[0], door, ranks)
+        for (member, _), (host, port) in zip(members, places[1:], strict=True):
+            member.settimeout(LINK_TIMEOUT_S)
+            member.sendall(INVITATION.pack(JOIN, name, host.encode(), port))
+    return _linked(name, places[0], listener, ranks)
 
 
-def _guests(
-    door: "_Door", ranks: RankSettings, until_s: float
+def _joined(
+    listener: "_Listener", ranks: RankSettings, until_s: float
 ) -> Sequence[tuple[socket.socket, int]]:
     """Wait for all ranks except rank 0. Returns their connections and ports, by ascending rank."""
-    guests: dict[int, tuple[socket.socket, int]] = {}
-    for visitor, said in door.visitors(until_s):
-        word, rank, num_ranks, port = WORD.unpack(said)
-        for gone in [each for each, (guest, _) in guests.items() if not _is_there(guest)]:
-            guests.pop(gone)[0].close()
-        is_one = 0 < rank < num_ranks == ranks.world_size and rank not in guests
-        if word != COME or not is_one:
-            if word == COME:
+    members: dict[int, tuple[socket.socket, int]] = {}
+    for connection, received in listener.arrivals(until_s):
+        word, rank, num_ranks, port = GREETING.unpack(received)
+        for left in [each for each, (member, _) in members.items() if not _is_connected(member)]:
+            members.pop(left)[0].close()
+        is_expected = 0 < rank < num_ranks == ranks.world_size and rank not in members
+        if word != JOIN or not is_expected:
+            if word == JOIN:
                 logger.warning("refused rank %d of %d", rank, num_ranks)
-            visitor.close()
+            connection.close()
             continue
-        guests[rank] = visitor, port
-        if len(guests) == num_ranks - 1:
-            return [guests[each] for each in sorted(guests)]
-    for guest, _ in guests.values():
-        guest.close()
-    missing = sorted({*range(1, ranks.world_size)} - {*guests})
+        members[rank] = connection, port
+        if len(members) == num_ranks - 1:
+            return [members[each] for each in sorted(members)]
+    for member, _ in members.values():
+        member.close()
+    missing = sorted({*range(1, ranks.world_size)} - {*members})
     raise TimeoutError(f"ranks that have not come: {', '.join(map(str, missing))}")
 
 
-def _come(ranks: RankSettings, until_s: float) -> Neighbours:
+def _join(ranks: RankSettings, until_s: float) -> Neighbours:
     with (
         socket.create_connection(ranks.meeting_place, _left_s(until_s)) as first,
-        _Door((first.getsockname()[0], 0)) as door,
+        _Listener((first.getsockname()[0], 0)) as listener,
     ):
         if first.getsockname() == first.getpeername():
             raise ConnectionError("TCP took the port itself, as nobody listens yet")
-        first.sendall(WORD.pack(COME, ranks.rank, ranks.world_size, door.port))
+        first.sendall(GREETING.pack(JOIN, ranks.rank, ranks.world_size, listener.port))
         word, name, host, port = INVITATION.unpack(_received(first, INVITATION.size, until_s))
-        if word != COME:
+        if word != JOIN:
             raise ConnectionError("somebody else listens there")
-        return _linked(name, (host.rstrip(b"\0").decode(), port), door, ranks)
+        return _linked(name, (host.rstrip(b"\0").decode(), port), listener, ranks)
 
 
 def _linked(
-    name: bytes, next_place: tuple[str, int], door: "_Door", ranks: RankSettings
+    name: bytes, next_place: tuple[str, int], listener: "_Listener", ranks: RankSettings
 ) -> Neighbours:
     """Connect to the next neighbour, and wait for the previous one."""
     until_s, num_ranks = time.monotonic() + LINK_TIMEOUT_S, ranks.world_size
-    onward = socket.create_connection(next_place, LINK_TIMEOUT_S)
+    next_connection = socket.create_connection(next_place, LINK_TIMEOUT_S)
     try:
-        onward.sendall(WORD.pack(name, ranks.rank, num_ranks, 0))
-        expected = WORD.pack(name, (ranks.rank - 1) % num_ranks, num_ranks, 0)
-        for visitor, said in door.visitors(until_s):
-            if said == expected:
-                return onward, visitor
-            visitor.close()
+        next_connection.sendall(GREETING.pack(name, ranks.rank, num_ranks, 0))
+        expected = GREETING.pack(name, (ranks.rank - 1) % num_ranks, num_ranks, 0)
+        for connection, received in listener.arrivals(until_s):
+            if received == expected:
+                return next_connection, connection
+            connection.close()
         raise TimeoutError(f"the neighbour before rank {ranks.rank} has not come")
     except BaseException:
-        onward.close()
+        next_connection.close()
         raise
 
 
-def _is_there(guest: socket.socket) -> bool:
+def _is_connected(member: socket.socket) -> bool:
     try:
-        return guest.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        return member.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
     except BlockingIOError:
         return True
     except OSError:
@@ -141,68 +141,68 @@ def _left_s(until_s: float) -> float:
     return max(0.001, until_s - time.monotonic())
 
 
-class _Door:
-    """A listening port. Each connection to it sends one WORD. For one thread."""
+class _Listener:
+    """A listening port. Each connection to it sends one GREETING. For one thread."""
 
     def __init__(self, place: tuple[str, int]) -> None:
         family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-        self._listener = socket.create_server(place, family=family)
-        self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
+        self._socket = socket.create_server(place, family=family)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
         self._selector = DefaultSelector()
-        self._selector.register(self._listener, EVENT_READ)
-        self._said: dict[socket.socket, bytes] = {}  # incomplete words
+        self._selector.register(self._socket, EVENT_READ)
+        self._partial: dict[socket.socket, bytes] = {}  # incomplete greetings
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._selector.close()
-        self._listener.close()
-        for visitor in self._said:
-            visitor.close()
+        self._socket.close()
+        for connection in self._partial:
+            connection.close()
 
-    def visitors(self, until_s: float) -> Iterator[tuple[socket.socket, bytes]]:
-        """Yields each connection with its word once that is complete, until the timeout. Slow or
-        silent connections do not delay others."""
+    def arrivals(self, until_s: float) -> Iterator[tuple[socket.socket, bytes]]:
+        """Yields each connection with its greeting once it is complete, until the timeout. Slow or
+        silent connections delay no others."""
         while time.monotonic() < until_s:
             for key, _ in self._selector.select(_left_s(until_s)):
-                if key.fileobj is self._listener:
-                    self._let_in()
-                elif said := self._heard(key.data):
-                    yield key.data, said
+                if key.fileobj is self._socket:
+                    self._accept()
+                elif received := self._read_greeting(key.data):
+                    yield key.data, received
 
-    def _let_in(self) -> None:
-        with suppress(OSError):  # the visitor has left again
-            visitor, _ = self._listener.accept()
-            visitor.setblocking(False)
-            self._said[visitor] = b""
-            self._selector.register(visitor, EVENT_READ, visitor)
-        if len(self._said) > MAX_VISITORS:
-            oldest = next(iter(self._said))
+    def _accept(self) -> None:
+        with suppress(OSError):  # the other side has left again
+            connection, _ = self._socket.accept()
+            connection.setblocking(False)
+            self._partial[connection] = b""
+            self._selector.register(connection, EVENT_READ, connection)
+        if len(self._partial) > MAX_PENDING:
+            oldest = next(iter(self._partial))
             self._forget(oldest)
             oldest.close()
 
-    def _heard(self, visitor: socket.socket) -> bytes:
-        """Returns the word of a connection once it is complete, and stops watching it."""
-        said = self._said.get(visitor)
-        if said is None:  # the connection was closed to make room
+    def _read_greeting(self, connection: socket.socket) -> bytes:
+        """Returns the greeting of a connection once it is complete, and stops watching it."""
+        received = self._partial.get(connection)
+        if received is None:  # the connection was closed to make room
             return b""
         try:
-            more = visitor.recv(WORD.size - len(said))
+            more = connection.recv(GREETING.size - len(received))
         except BlockingIOError:
             return b""
         except OSError:
             more = b""
-        self._said[visitor] = said + more
-        if more and len(said + more) < WORD.size:
+        self._partial[connection] = received + more
+        if more and len(received + more) < GREETING.size:
             return b""
-        self._forget(visitor)
+        self._forget(connection)
         if not more:
-            visitor.close()
+            connection.close()
             return b""
-        return said + more
+        return received + more
 
-    def _forget(self, visitor: socket.socket) -> None:
-        self._selector.unregister(visitor)
-        del self._said[visitor]
+    def _forget(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._partial[connection]

@@ -23,14 +23,14 @@ class Pauses:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._quiet_from_s = self._patient_until_s = clock()
-        self._asked: Queue[tuple[Callable[[], Any], Future[Any]]] = Queue(maxsize=1)
+        self._waiting: Queue[tuple[Callable[[], Any], Future[Any]]] = Queue(maxsize=1)
 
     def do(self, work: Callable[[], Answer]) -> Answer:
         """Request thread: have the decode thread do `work`. Returns its result. Raises its errors,
         or Unavailable if other work waits, or no pause comes in time."""
         answer: Future[Answer] = Future()
         try:
-            self._asked.put_nowait((work, answer))
+            self._waiting.put_nowait((work, answer))
             self._patient_until_s = self._clock() + PATIENCE_S
             return answer.result(MAX_WAIT_S)
         except Full:
@@ -50,7 +50,7 @@ class Pauses:
         if self._clock() < min(self._quiet_from_s, self._patient_until_s):
             return False
         try:
-            work, answer = self._asked.get_nowait()
+            work, answer = self._waiting.get_nowait()
         except Empty:
             return False
         if not answer.set_running_or_notify_cancel():

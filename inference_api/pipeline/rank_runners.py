@@ -28,8 +28,8 @@ def part_runners(
     memory. Device `auto` means the CPU. For `kernels_of` see `KernelRunner`."""
     shared = kernels_of or kernels_of_ranks(local_ranks)
     device = "cuda" if options.device == "cuda" else "cpu"
-    own = replace(options, device=device, num_runners=local_ranks)
-    return lambda layers: make_runner(model_dir, own.with_layers(layers), shared)
+    rank_options = replace(options, device=device, num_runners=local_ranks)
+    return lambda layers: make_runner(model_dir, rank_options.with_layers(layers), shared)
 
 
 def runner_in_place_of(

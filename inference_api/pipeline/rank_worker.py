@@ -36,22 +36,22 @@ class RankWorker:
     def _work(self) -> None:
         timeout_s = LOAD_TIMEOUT_S  # other ranks may be loading
         while True:
-            message = self._ring.hear(timeout_s)
+            message = self._ring.receive(timeout_s)
             timeout_s = LOAD_TIMEOUT_S if message.kind is Kind.LOAD else self._ring.timeout_s
             if message.kind in (Kind.STEP, Kind.PROMPT):
                 self._step(message)
                 continue
             if message.kind is Kind.FIT:
-                self._ring.tell(Message(Kind.FIT, self._fitting(message.numbers)))
+                self._ring.send(Message(Kind.FIT, self._fitting(message.numbers)))
                 continue
             if not self._ring.is_last or message.kind is Kind.PING:
-                self._ring.tell(message)  # before handling it, so that all ranks load together
+                self._ring.send(message)  # before handling it, so that all ranks load together
             if message.kind is Kind.STOP:
                 self._ring.settle()
                 return
-            self._do(message)
+            self._handle(message)
 
-    def _do(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         numbers = message.numbers
         match message.kind:
             case Kind.LOAD:
@@ -119,9 +119,9 @@ class RankWorker:
             self._check_has(each.row, each.start + len(each.token_ids))
         after = runner.layers(part.rows, message.states, is_prompt)
         if self._ring.is_last:
-            self._ring.tell(Message(Kind.STEP, (), after[list(part.returned)]))
+            self._ring.send(Message(Kind.STEP, (), after[list(part.returned)]))
         else:
-            self._ring.tell(Message(message.kind, message.numbers, after))
+            self._ring.send(Message(message.kind, message.numbers, after))
 
     @property
     def _loaded(self) -> LocalRunner:

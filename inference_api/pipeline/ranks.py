@@ -40,8 +40,8 @@ def load_rank_settings() -> RankSettings:
     try:
         return RankSettings()
     except ValidationError:
-        given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+        found = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
         raise StartupError(
-            f"SPLIT needs 2 to 256 ranks, but the environment says {given}; start with "
+            f"SPLIT needs 2 to 256 ranks, but the environment says {found}; start with "
             "`hearth serve`, or as docs/pipeline.md says, or unset SPLIT."
         ) from None

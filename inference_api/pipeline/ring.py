@@ -49,7 +49,7 @@ class Ring:
         self.rank, self.num_ranks = ranks.rank, ranks.world_size
         self.timeout_s = timeout_s
         self.is_last = self.rank == self.num_ranks - 1
-        self.told_at_s = time.monotonic()  # when this rank last sent a message
+        self.sent_at_s = time.monotonic()  # when this rank last sent a message
         self._hidden_size = hidden_size
         self._onward, self._previous = onward, previous
         onward.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -57,7 +57,7 @@ class Ring:
         # It holds at most the parts of a step, because rank 0 then waits for their results.
         self._unsent: SimpleQueue[bytes | None] = SimpleQueue()
         self._failure: OSError | None = None  # the sender's error, set before it ends
-        self._sender = Thread(target=self._send, name="ring", daemon=True)
+        self._sender = Thread(target=self._send_all, name="ring", daemon=True)
         self._sender.start()
 
     @classmethod
@@ -72,7 +72,7 @@ class Ring:
             ) from error
         return cls(onward, previous, ranks, hidden_size, timeout_s)
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send to the next rank, without waiting for delivery. Raises RingBroken."""
         if self._failure is not None:
             raise self._lost(self.rank + 1, self._failure) from self._failure
@@ -83,18 +83,18 @@ class Ring:
         numbers = np.array(message.numbers, "<i8").data
         states = b"" if message.states is None else np.ascontiguousarray(message.states, "<f4").data
         self._unsent.put(b"".join((head, numbers, states)))
-        self.told_at_s = time.monotonic()
+        self.sent_at_s = time.monotonic()
 
-    def hear(self, timeout_s: float | None = None) -> Message:
+    def receive(self, timeout_s: float | None = None) -> Message:
         """Returns the next message from the previous rank. Raises RingBroken, BadMessage."""
         until_s = time.monotonic() + (timeout_s or self.timeout_s)
         kind, count, num_tokens = HEAD.unpack(self._received(HEAD.size, until_s))
         if not (0 <= count <= MAX_NUMBERS and 0 <= num_tokens <= PROMPT_TOKENS):
             raise BadMessage(f"a message of {count} numbers and {num_tokens} tokens")
         begin = INT_BYTES * count
-        said = self._received(begin + FLOAT_BYTES * num_tokens * self._hidden_size, until_s)
-        numbers = np.frombuffer(said[:begin], "<i8").tolist()
-        states = np.frombuffer(said[begin:], "<f4").reshape(num_tokens, self._hidden_size)
+        body = self._received(begin + FLOAT_BYTES * num_tokens * self._hidden_size, until_s)
+        numbers = np.frombuffer(body[:begin], "<i8").tolist()
+        states = np.frombuffer(body[begin:], "<f4").reshape(num_tokens, self._hidden_size)
         try:
             return Message(Kind(kind), numbers, states if num_tokens else None)
         except ValueError as error:
@@ -117,7 +117,7 @@ class Ring:
         self._onward.close()
         self._previous.close()
 
-    def _send(self) -> None:
+    def _send_all(self) -> None:
         """Send messages until there is a None in the queue. Runs on the sender's thread."""
         try:
             while (frame := self._unsent.get()) is not None:

@@ -41,14 +41,14 @@ class Rounds:
         for index, part in enumerate(parts):
             kind = Kind.PROMPT if index < len(prompts) else Kind.STEP
             residual = layers(part, kind is Kind.PROMPT)
-            self._ring.tell(Message(kind, step_numbers(part), residual))
+            self._ring.send(Message(kind, step_numbers(part), residual))
         for part in parts:
-            yield part, self._hear(part)
+            yield part, self._receive(part)
 
-    def _hear(self, part: Sequence[RowStep]) -> Hidden:
+    def _receive(self, part: Sequence[RowStep]) -> Hidden:
         """Returns the states after all layers, for the part's tokens that draw or are wanted."""
         count = sum(len(each.returned) for each in part)
-        message = self._ring.hear()
+        message = self._ring.receive()
         states = self._no_states if message.states is None else message.states
         if message.kind is not Kind.STEP or len(states) != count:
             raise BadMessage(f"{len(states)} tokens came back for {count}")
@@ -58,16 +58,16 @@ class Rounds:
 class RingDecoder:
     """A `StepDecoder` that uses the kernels for its own layers, and the ring for the others."""
 
-    def __init__(self, own: KernelDecoder, rounds: Rounds) -> None:
-        self._own, self._rounds = own, rounds
+    def __init__(self, local: KernelDecoder, rounds: Rounds) -> None:
+        self._local, self._rounds = local, rounds
 
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
         """See `StepDecoder`. The head handles a part before the next comes. Raises RingBroken."""
         logits: list[Floats] = []
         hidden: list[Hidden | None] = []  # one for each row, or for each piece of one
-        for part, states in self._rounds.after(lambda part, _: self._own.layers(part), rows):
+        for part, states in self._rounds.after(lambda part, _: self._local.layers(part), rows):
             returned = [replace(row, token_ids=row.returned, parents=None) for row in part]
-            outputs = self._own.head(returned, states)
+            outputs = self._local.head(returned, states)
             logits.append(outputs.logits.copy())  # the next part overwrites this memory
             hidden += outputs.hidden
         return Outputs(np.concatenate(logits), _states_by_row(rows, hidden))

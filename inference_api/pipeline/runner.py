@@ -47,35 +47,35 @@ class PipelineRunner:
         self.pauses = Pauses()  # an operator may change the split in these
         self._ring: Ring | None = None
         self.split = split
-        self._own = make_runner(layers_of(split, 0))
-        checked(split, self._own.num_layers, len(split))
-        self.is_batch_invariant = self._own.is_batch_invariant
-        self.chunk_tokens = self._own.chunk_tokens
-        self.max_rows = self._own.max_rows
-        self.max_seq_len = self._own.max_seq_len
-        self.vocab_size = self._own.vocab_size
-        self.hidden_size = self._own.hidden_size
-        self.num_layers = self._own.num_layers
-        self.eos_token_ids = self._own.eos_token_ids
-        self.has_medusa_heads = self._own.has_medusa_heads
+        self._local = make_runner(layers_of(split, 0))
+        checked(split, self._local.num_layers, len(split))
+        self.is_batch_invariant = self._local.is_batch_invariant
+        self.chunk_tokens = self._local.chunk_tokens
+        self.max_rows = self._local.max_rows
+        self.max_seq_len = self._local.max_seq_len
+        self.vocab_size = self._local.vocab_size
+        self.hidden_size = self._local.hidden_size
+        self.num_layers = self._local.num_layers
+        self.eos_token_ids = self._local.eos_token_ids
+        self.has_medusa_heads = self._local.has_medusa_heads
         self.medusa: DraftHeads | None = None
 
     @property
     def facts(self) -> RunnerFacts:
-        return self._own.facts
+        return self._local.facts
 
     def load(self) -> None:
         """See `ModelRunner`. Raises RingBroken if another rank cannot load; its log says why."""
         ring = self._ring = self._join(self.hidden_size)
         checked(self.split, self.num_layers, ring.num_ranks)
-        pages = self._pages_that_fit(ring, self._own.layout.num_pages, self.split)
+        pages = self._pages_that_fit(ring, self._local.layout.num_pages, self.split)
         if not pages:
             raise BadMessage("no pages fit")
-        self._own.share_pages(pages)
-        self.max_seq_len = self._own.max_seq_len
+        self._local.share_pages(pages)
+        self.max_seq_len = self._local.max_seq_len
         self._rounds = Rounds(ring, self.max_rows, self.hidden_size)
         self._load(ring)
-        self.medusa = self._own.medusa
+        self.medusa = self._local.medusa
 
     def set_split(self, split: Split) -> bool:
         """Have all ranks load their layers of a new split, which empties the caches of all rows.
@@ -85,11 +85,11 @@ class PipelineRunner:
         if split == self.split:
             return True
         pages = self.layout.num_pages
-        own = runner_in_place_of(self._own, self._make_runner, layers_of(split, 0), pages)
-        if own is None or not self._pages_that_fit(self._current_ring, pages, split):
+        local = runner_in_place_of(self._local, self._make_runner, layers_of(split, 0), pages)
+        if local is None or not self._pages_that_fit(self._current_ring, pages, split):
             return False
-        self._own.unload()
-        self._own, self.split = own, split
+        self._local.unload()
+        self._local, self.split = local, split
         # Draft sources keep the heads of the first load, which do not depend on the split.
         self._load(self._current_ring)
         self.choose_parts()
@@ -97,7 +97,7 @@ class PipelineRunner:
 
     def warm_up(self) -> None:
         self.choose_parts()
-        self._own.warm_up()
+        self._local.warm_up()
 
     def choose_parts(self, parts: int | None = None) -> None:
         """Set the number of parts for a step of all rows: `parts`, or by default the fastest."""
@@ -125,26 +125,26 @@ class PipelineRunner:
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
         """See `ModelRunner`. Raises RingBroken."""
         self.pauses.worked()
-        return self._own.step(rows)
+        return self._local.step(rows)
 
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
-        self._own.keep(row, accepted)
+        self._local.keep(row, accepted)
         if any(token != place for place, token in enumerate(accepted)):
-            self._current_ring.tell(Message(Kind.KEEP, (row.row, row.start, *accepted)))
+            self._current_ring.send(Message(Kind.KEEP, (row.row, row.start, *accepted)))
 
     @property
     def layout(self) -> PageLayout:
-        return self._own.layout
+        return self._local.layout
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
-        self._own.place(row, group, first, pages)
+        self._local.place(row, group, first, pages)
         for at in range(0, len(pages), PLACED_PAGES):
-            told = (row, group, first + at, *pages[at : at + PLACED_PAGES])
-            self._current_ring.tell(Message(Kind.PLACE, told))
+            numbers = (row, group, first + at, *pages[at : at + PLACED_PAGES])
+            self._current_ring.send(Message(Kind.PLACE, numbers))
 
     def copy_page(self, source: int, target: int) -> None:
-        self._own.copy_page(source, target)
-        self._current_ring.tell(Message(Kind.COPY_PAGE, (source, target)))
+        self._local.copy_page(source, target)
+        self._current_ring.send(Message(Kind.COPY_PAGE, (source, target)))
 
     def give_back(self, pages: Sequence[int]) -> None:
         """Does nothing: ranks keep their memory."""
@@ -152,7 +152,7 @@ class PipelineRunner:
     def idle(self) -> bool:
         """Ping the other ranks if it is time, and do operators' work. Raises RingBroken."""
         ring = self._current_ring
-        if time.monotonic() - ring.told_at_s > ring.timeout_s / SILENCES_PER_TIMEOUT:
+        if time.monotonic() - ring.sent_at_s > ring.timeout_s / SILENCES_PER_TIMEOUT:
             self._ping(ring.timeout_s)
         return self.pauses.turn()
 
@@ -161,7 +161,7 @@ class PipelineRunner:
         ring, self._ring = self._ring, None
         if ring is not None:
             with suppress(RingBroken), closing(ring):
-                ring.tell(Message(Kind.STOP))
+                ring.send(Message(Kind.STOP))
                 ring.settle()
 
     @property
@@ -169,31 +169,31 @@ class PipelineRunner:
         assert self._ring is not None, "load comes first"
         return self._ring
 
-    def _pages_that_fit(self, ring: Ring, own_pages: int, split: Split) -> int:
-        """Returns how many of `own_pages` pages fit on every rank; 0 if layers do not fit."""
-        ring.tell(Message(Kind.FIT, (own_pages, *split)))
-        kind, (pages, *_), _ = ring.hear(LOAD_TIMEOUT_S)
-        if kind is not Kind.FIT or not 0 <= pages <= own_pages:
-            raise BadMessage(f"{kind.name} of {pages} came back, not of 0 to {own_pages} pages")
+    def _pages_that_fit(self, ring: Ring, num_pages: int, split: Split) -> int:
+        """Returns how many of `num_pages` pages fit on every rank; 0 if layers do not fit."""
+        ring.send(Message(Kind.FIT, (num_pages, *split)))
+        kind, (pages, *_), _ = ring.receive(LOAD_TIMEOUT_S)
+        if kind is not Kind.FIT or not 0 <= pages <= num_pages:
+            raise BadMessage(f"{kind.name} of {pages} came back, not of 0 to {num_pages} pages")
         return pages
 
     def _load(self, ring: Ring) -> None:
         """Load the layers of all ranks at the same time."""
-        pages = self._own.layout.num_pages
-        ring.tell(Message(Kind.LOAD, (self._own.agreement, pages, *self.split)))
-        self._own.load()
-        decode_by(self._own, self._rounds)
+        pages = self._local.layout.num_pages
+        ring.send(Message(Kind.LOAD, (self._local.agreement, pages, *self.split)))
+        self._local.load()
+        decode_by(self._local, self._rounds)
         self._ping(LOAD_TIMEOUT_S)
 
     def _ping(self, timeout_s: float) -> None:
         """Wait until all ranks have handled all messages."""
-        self._current_ring.tell(Message(Kind.PING))
-        if self._current_ring.hear(timeout_s).kind is not Kind.PING:
+        self._current_ring.send(Message(Kind.PING))
+        if self._current_ring.receive(timeout_s).kind is not Kind.PING:
             raise BadMessage("no ping came back")
 
     def _seconds_of(self, num_rows: int) -> float:
         draws = [Draw(SamplingParams(temperature=0.0), (0,), ())]
         rows = [RowStep(row, 0, (0,), draws) for row in range(num_rows)]
         began_s = time.perf_counter()
-        self._own.step(rows)
+        self._local.step(rows)
         return time.perf_counter() - began_s

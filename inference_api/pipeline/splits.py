@@ -16,11 +16,11 @@ def equal_split(num_layers: int, num_ranks: int) -> Split:
     return checked(tuple(each + (rank < more) for rank in range(num_ranks)), num_layers, num_ranks)
 
 
-def resolved(asked: Split | Literal["auto"], num_layers: int, num_ranks: int) -> Split:
+def resolved(requested: Split | Literal["auto"], num_layers: int, num_ranks: int) -> Split:
     """Returns the split that was asked for, or equal shares for `auto`. Raises StartupError."""
-    if asked == "auto":
+    if requested == "auto":
         return equal_split(num_layers, num_ranks)
-    return checked(asked, num_layers, num_ranks)
+    return checked(requested, num_layers, num_ranks)
 
 
 def checked(split: Split, num_layers: int, num_ranks: int) -> Split:

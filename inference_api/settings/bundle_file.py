@@ -33,7 +33,7 @@ ROUTED = "auto"  # requests to this model leave the choice to the router
 Quantisation = Literal["none", "auto", "file", "int8", "int4"]
 
 
-def _can_be_asked_for(name: str) -> str:
+def _check_name(name: str) -> str:
     if name == ROUTED:
         raise ValueError("is the name of the router; choose another name")
     if any(part in ("", ".", "..") for part in name.split("/")):
@@ -74,7 +74,7 @@ class MemberDraft(Keys):
 class BundleMember(Keys):
     """One model of a bundle; with `draft`, a pair of models under one name."""
 
-    name: Annotated[Name, AfterValidator(_can_be_asked_for)]
+    name: Annotated[Name, AfterValidator(_check_name)]
     target: MemberTarget | None = None
     source: Source = Field("", validate_default=True)
     description: str = Field("", max_length=1000)
@@ -111,17 +111,17 @@ class BundleMember(Keys):
 
     @field_validator("speculation")
     @classmethod
-    def _check_speculation(cls, asked: Speculation | None, info: ValidationInfo) -> Speculation:
+    def _check_speculation(cls, mode: Speculation | None, info: ValidationInfo) -> Speculation:
         if "draft" not in info.data:
             return "off"
         has_draft = info.data["draft"] is not None
-        if asked is None:
+        if mode is None:
             return "draft" if has_draft else "off"
-        if has_draft and asked not in ("draft", "auto"):
-            raise ValueError(f"{asked} does not use the draft; give draft or auto, or remove it")
-        if asked == "draft" and not has_draft:
+        if has_draft and mode not in ("draft", "auto"):
+            raise ValueError(f"{mode} does not use the draft; give draft or auto, or remove it")
+        if mode == "draft" and not has_draft:
             raise ValueError("draft needs a draft model; give draft: {source: ...}")
-        return asked
+        return mode
 
     @property
     def is_loaded_at_start(self) -> bool:
@@ -261,9 +261,9 @@ def _name_faults(raw: Mapping[str, Any]) -> list[str]:
         "default": raw.get("default"),
         "router.fallback": router.get("fallback") if isinstance(router, dict) else None,
     }
-    known = ", ".join(shown(name)[1:-1] for name in names if isinstance(name, str))
+    names_shown = ", ".join(shown(name)[1:-1] for name in names if isinstance(name, str))
     faults += [
-        f"{key}: no expert {shown(name)}; known: {known}."
+        f"{key}: no expert {shown(name)}; known: {names_shown}."
         for key, name in meant.items()
         if isinstance(name, str) and name not in names
     ]

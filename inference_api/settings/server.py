@@ -31,7 +31,7 @@ ANY = "*"  # matches any characters in an alias
 MIN_RANKS, MAX_RANKS = 2, 256
 Alias = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 # Variables that must be unset with BUNDLE, because keys of the bundle's file replace them.
-SAID_BY_BUNDLE = (
+REPLACED_BY_BUNDLE = (
     *("model", "model_name", "models", "quantization", "max_seq_len", "speculation"),
     *("medusa_heads", "draft_model", "max_input_qsize", "batching", "kv_cache_memory"),
 )
@@ -127,13 +127,13 @@ class Settings(EnvironmentSettings, ModelSettings):
         if value == ():
             return value
         entries = _json_list(value)
-        own = {field: info.data[field] for field in ("model", "model_name") if field in info.data}
-        if own != {"model": str(EMBEDDED_MODEL), "model_name": None}:
+        single = {name: info.data[name] for name in ("model", "model_name") if name in info.data}
+        if single != {"model": str(EMBEDDED_MODEL), "model_name": None}:
             raise ValueError("one of MODEL and MODEL_NAME is set too; give one model or a list")
         shared = {
             field: info.data[field]
             for field in ModelSettings.model_fields
-            if field in info.data and field not in own
+            if field in info.data and field not in single
         }
         return tuple({**shared, **entry} if isinstance(entry, dict) else entry for entry in entries)
 
@@ -152,7 +152,7 @@ class Settings(EnvironmentSettings, ModelSettings):
             return None
         faults = [
             f"{field.upper()} is set too, and the file has a key for that; unset one of them."
-            for field in SAID_BY_BUNDLE
+            for field in REPLACED_BY_BUNDLE
             if info.data.get(field, cls.model_fields[field].default)
             != cls.model_fields[field].default
         ]
@@ -191,8 +191,8 @@ class Settings(EnvironmentSettings, ModelSettings):
         if self.bundle is None:
             return self.models or (self,)
         default = self.bundle.default_member
-        others = [each for each in self.bundle.members if each is not default]
-        return tuple(self.of_member(each) for each in (default, *others))
+        other_members = [each for each in self.bundle.members if each is not default]
+        return tuple(self.of_member(each) for each in (default, *other_members))
 
     def of_member(self, member: BundleMember) -> ModelSettings:
         """Returns the settings of a member of a bundle, of this server's or of another one."""
@@ -229,13 +229,13 @@ class Settings(EnvironmentSettings, ModelSettings):
         aliases = (each for each in self.model_aliases if ANY not in each)
         return tuple(dict.fromkeys((*(each.name for each in self.served_models), *aliases)))
 
-    def name_of(self, asked: str) -> str:
+    def name_of(self, requested: str) -> str:
         """Returns the name of the model with this name or alias. Raises UnknownModel."""
-        if any(asked == each.name for each in self.served_models):
-            return asked
-        if any(is_match(asked, alias) for alias in self.model_aliases):
+        if any(requested == each.name for each in self.served_models):
+            return requested
+        if any(is_match(requested, alias) for alias in self.model_aliases):
             return self.default_model.name
-        raise UnknownModel(asked, self.served_names)
+        raise UnknownModel(requested, self.served_names)
 
     @property
     def has_router(self) -> bool:
@@ -268,10 +268,10 @@ class Settings(EnvironmentSettings, ModelSettings):
         return self.all_user_rows + self.queue_capacity + CONTROL_THREADS
 
 
-def load_settings(**given: Any) -> Settings:
-    """Read the environment. Fields in `given` take precedence over their variables. Raises
+def load_settings(**overrides: Any) -> Settings:
+    """Read the environment. Fields in `overrides` take precedence over their variables. Raises
     StartupError naming every faulty variable at once."""
-    return read_settings(Settings, StartupError, **given)
+    return read_settings(Settings, StartupError, **overrides)
 
 
 def _json_list(value: object) -> list[object] | tuple[object, ...]:

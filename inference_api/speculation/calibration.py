@@ -52,11 +52,11 @@ class Calibration:
         proposed, self._proposed = self._proposed, {}
         judged = []
         for row, drawn, _ in outcomes:
-            own = proposed.get(row.index)
-            if own is not None and own.row is row:
-                for at, is_right in _judged(own.draft, drawn):
-                    each = own.bins[at]
-                    expected = max(LEAST, own.probabilities[at])
+            proposal = proposed.get(row.index)
+            if proposal is not None and proposal.row is row:
+                for at, is_right in _judged(proposal.draft, drawn):
+                    each = proposal.bins[at]
+                    expected = max(LEAST, proposal.probabilities[at])
                     self._hits[each] = MEMORY * self._hits[each] + is_right
                     self._expected[each] = MEMORY * self._expected[each] + expected
                     judged.append((row, is_right))

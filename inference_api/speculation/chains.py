@@ -22,11 +22,11 @@ class Chain:
     probabilities: list[float] = field(default_factory=list)
     likelihoods: list[float] = field(default_factory=list)
 
-    def add(self, guess: Guess, own_bin: int, likelihood: float) -> None:
+    def add(self, guess: Guess, guess_bin: int, likelihood: float) -> None:
         """Append a guess. Its `likelihood` is conditional on the guess before it being right."""
         of_chain = likelihood * (self.likelihoods[-1] if self.likelihoods else 1.0)
         self.token_ids.append(guess.token_id)
-        self.bins.append(own_bin)
+        self.bins.append(guess_bin)
         self.probabilities.append(guess.probability)
         self.likelihoods.append(of_chain)
         self.room = self.room - 1 if of_chain >= LEAST_LIKELIHOOD else 0

@@ -158,5 +158,5 @@ def _num_tokens(row: UserRow) -> int:
 def _tokens(row: UserRow, start: int, stop: int) -> list[int]:
     """Returns a slice of the tokens of the prompt and the answer."""
     prompt = row.request.prompt_tokens
-    own = slice(max(start - len(prompt), 0), max(stop - len(prompt), 0))
-    return [*prompt[start:stop], *row.generated[own]]
+    of_answer = slice(max(start - len(prompt), 0), max(stop - len(prompt), 0))
+    return [*prompt[start:stop], *row.generated[of_answer]]

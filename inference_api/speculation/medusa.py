@@ -13,7 +13,7 @@ from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import DraftHeads, Hidden
 from inference_api.speculation.calibration import Calibration, Proposed
 
-NOBODY = -1  # means no node
+NO_NODE = -1  # means no node
 
 
 class MedusaDrafts:
@@ -30,14 +30,14 @@ class MedusaDrafts:
         self._calibration = Calibration(num_kinds=self._tree.num_heads)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
-        known = [row for row in rows if self._hidden.get(row.index, (None,))[0] is row]
-        if not known:
+        known_rows = [row for row in rows if self._hidden.get(row.index, (None,))[0] is row]
+        if not known_rows:
             return {}
-        guesses = self._heads.guess([self._hidden[row.index][1] for row in known])
+        guesses = self._heads.guess([self._hidden[row.index][1] for row in known_rows])
         columns = guesses.token_ids.tolist(), guesses.probabilities.tolist()
         return self._calibration.drafts(
             self._tree.likeliest(*each, self._calibration, self._max_tokens)
-            for each in zip(known, *columns, strict=True)
+            for each in zip(known_rows, *columns, strict=True)
         )
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
@@ -58,8 +58,8 @@ class _Tree:
         self.num_heads = max(map(len, paths))
         self._head = [len(path) - 1 for path in ordered]
         self._rank = [path[-1] for path in ordered]
-        self._first_child = [NOBODY] * len(ordered)
-        self._next_sibling = [NOBODY] * len(ordered)
+        self._first_child = [NO_NODE] * len(ordered)
+        self._next_sibling = [NO_NODE] * len(ordered)
         last: dict[tuple[int, ...], int] = {}  # the latest child of each path
         for path in ordered:
             before, node = path[:-1], node_of[path]
@@ -91,15 +91,15 @@ class _Tree:
             likelihood = min(of_parent * likelihood, most)
             heappush(waiting, (-likelihood, node, parent, of_parent, each, probability))
 
-        consider(0, NOBODY, 1.0, 1.0)
+        consider(0, NO_NODE, 1.0, 1.0)
         while waiting and len(chosen) < max_tokens:
             minus_likelihood, node, parent, of_parent, each, probability = heappop(waiting)
             place, likelihood = len(chosen), -minus_likelihood
             token_id = token_ids[self._head[node]][self._rank[node]]
             chosen.append((token_id, parent, likelihood, each, probability))
-            if (sibling := self._next_sibling[node]) != NOBODY:
+            if (sibling := self._next_sibling[node]) != NO_NODE:
                 consider(sibling, parent, of_parent, likelihood)
-            if (child := self._first_child[node]) != NOBODY:
+            if (child := self._first_child[node]) != NO_NODE:
                 consider(child, place, likelihood, likelihood)
-        tokens, parents, likelihoods, bins, own = map(list, zip(*chosen, strict=True))
-        return Proposed(row, Draft(tokens, parents, likelihoods), bins, own)
+        tokens, parents, likelihoods, bins, stated = map(list, zip(*chosen, strict=True))
+        return Proposed(row, Draft(tokens, parents, likelihoods), bins, stated)

@@ -29,8 +29,8 @@ class MtpDrafts:
         self._growth = Growth(vocab_size, NUM_DEPTHS)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
-        known = [row for row in rows if self._layer.knows(row.index, row.num_cached)]
-        chains = [Chain(row, room) for row in known if (room := self._room(row)) > 0]
+        known_rows = [row for row in rows if self._layer.knows(row.index, row.num_cached)]
+        chains = [Chain(row, room) for row in known_rows if (room := self._room(row)) > 0]
         growing = chains
         while growing:
             guesses = self._layer.guess([_last_token(chain) for chain in growing])

@@ -14,14 +14,14 @@ from inference_api.core.step_costs import Contents, StepCosts
 from inference_api.speculation.ways import Ways
 
 
-class _Asked(NamedTuple):
+class _Drafting(NamedTuple):
     """How many sources guessed for a step, and how many seconds they took."""
 
     num_sources: int = 0
     propose_s: float = 0.0
 
 
-NOBODY = _Asked()
+NO_DRAFTING = _Drafting()
 
 
 class DraftScheduler:
@@ -56,8 +56,8 @@ class DraftScheduler:
         # Numbers of rows are grouped by powers of two.
         self._ways = [Ways(1 + len(sources)) for _ in range(max_rows.bit_length() + 1)]
         self._num_to_ask = len(sources) if tries_all else 0  # sources to ask after the next step
-        self._asked = NOBODY  # who guessed for the next step
-        self._stepped = NOBODY  # who guessed for the last step
+        self._next = NO_DRAFTING  # who guessed for the next step
+        self._last = NO_DRAFTING  # who guessed for the last step
         self._num_drawn = 0  # tokens drawn by the last step
 
     @property
@@ -73,23 +73,24 @@ class DraftScheduler:
         if not self._tries_all:
             other_s = self.costs.loop_s(len(rows)) + self._clock() - started_s
             drafts = self._worth_trying(len(rows), drafts, other_s)
-        self._asked = _Asked(self._num_to_ask, self._clock() - started_s)
+        self._next = _Drafting(self._num_to_ask, self._clock() - started_s)
         return drafts
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Pass the outcomes to the sources that guessed for this step or will guess from it."""
-        asked, self._asked = self._asked, NOBODY
-        self._stepped = asked
-        for number, source in enumerate(self.sources[: max(asked.num_sources, self._num_to_ask)]):
-            if number < asked.num_sources or source.wants_hidden:
+        drafting, self._next = self._next, NO_DRAFTING
+        self._last = drafting
+        num_sources = max(drafting.num_sources, self._num_to_ask)
+        for number, source in enumerate(self.sources[:num_sources]):
+            if number < drafting.num_sources or source.wants_hidden:
                 source.learn(outcomes)
-        if asked.num_sources:
+        if drafting.num_sources:
             self._num_drawn = sum([len(each.drawn) for each in outcomes])
 
     def learn_turn(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
         """Learn how many seconds a turn took in the model, and in the rest of the loop. The time
         spent on guesses for the next step counts as part of the next turn."""
-        loop_s = max(loop_s - self._asked.propose_s, 0.0)
+        loop_s = max(loop_s - self._next.propose_s, 0.0)
         num_rows = len(step.decoding)
         if num_rows and model_s > 0.0 and not self._tries_all:
             ways = self._ways[num_rows.bit_length()]
@@ -101,20 +102,20 @@ class DraftScheduler:
         self.costs.learn_turn(step.contents, model_s, loop_s)
 
     def _learn_pace(self, ways: Ways, contents: Contents, seconds: float) -> None:
-        rows, asked = contents.rows, self._stepped
+        rows, drafting = contents.rows, self._last
         plain_s = self.costs.step_s(rows) + self.costs.loop_s(rows)
-        relative_tokens = self._num_drawn / rows if asked.num_sources else 1.0
+        relative_tokens = self._num_drawn / rows if drafting.num_sources else 1.0
         if contents.prompt_tokens:
             prompt_s = contents.prompt_tokens * (self.costs.prompt_token_s(rows) or 0.0)
             relative_tokens += prompt_s / plain_s
-        ways.learn(asked.num_sources, (seconds + asked.propose_s) / plain_s, relative_tokens)
+        ways.learn(drafting.num_sources, (seconds + drafting.propose_s) / plain_s, relative_tokens)
 
     def _merged(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         """Asks the sources. Returns their joined guesses, for rows whose requests allow them."""
         by_row: dict[int, list[Draft]] = {}
         for source in self.sources[: self._num_to_ask]:
-            asked = ("auto", source.name)
-            if wanted := [row for row in rows if row.request.params.speculation in asked]:
+            modes = ("auto", source.name)
+            if wanted := [row for row in rows if row.request.params.speculation in modes]:
                 for row, draft in source.propose(wanted).items():
                     by_row.setdefault(row, []).append(draft)
         return {row: self._join(drafts).first(self._max_tokens) for row, drafts in by_row.items()}
@@ -142,18 +143,18 @@ def merged(drafts: Sequence[Draft]) -> Draft:
     nodes: dict[tuple[int, int], int] = {}  # indices by parent and token, in order of insertion
     surest: list[float] = []  # conditional likelihoods
     for draft in drafts:
-        own: list[int] = []
+        own_nodes: list[int] = []
         for at, token_id in enumerate(draft.token_ids):
             before = at - 1 if draft.parents is None else draft.parents[at]
             parent, of_parent = (
-                (own[before], draft.likelihoods[before]) if before >= 0 else (-1, 1.0)
+                (own_nodes[before], draft.likelihoods[before]) if before >= 0 else (-1, 1.0)
             )
             given_parent = draft.likelihoods[at] / of_parent if of_parent > 0.0 else 0.0
             node = nodes.setdefault((parent, token_id), len(nodes))
             if node == len(surest):
                 surest.append(given_parent)
             surest[node] = max(surest[node], given_parent)
-            own.append(node)
+            own_nodes.append(node)
     return _sorted([*nodes], surest)
 
 

@@ -38,17 +38,17 @@ def draft_sources(
         return (NgramDrafts.name,)
     # An assistant's files (DRAFT_MODEL) give the runner a layer like the model's own one.
     is_assisted = runner.has_mtp and drafter is None and settings.used_draft_model is not None
-    there = {
+    available = {
         NgramDrafts.name: mode in ("auto", "ngram"),
         MedusaDrafts.name: runner.has_medusa_heads and not has_states,
         MtpDrafts.name: runner.has_mtp and not is_assisted,
         ModelDrafts.name: drafter is not None or is_assisted,
     }
-    if mode in _LACKING and not there[mode]:
+    if mode in _LACKING and not available[mode]:
         raise StartupError(
             f"SPECULATION={mode}, but {name} has no {_LACKING[mode]}, or set SPECULATION=auto."
         )
-    return tuple(source for source, is_there in there.items() if is_there)
+    return tuple(source for source, is_available in available.items() if is_available)
 
 
 def drafting_of(

@@ -99,7 +99,7 @@ def calls_constraint(
     if not tools:
         return None
     is_required = use.mode == "required"
-    asked = {
+    calls = {
         "is_required": is_required,
         "allows_several": use.allows_several and not (use.is_named or dialect.one_call_per_turn),
         "tools": {
@@ -111,52 +111,52 @@ def calls_constraint(
         "inputs": {tool.name: tool.input_rule for tool in tools if tool.input_rule is not None},
     }
     if text is not None:
-        asked["text"] = text_rule(text)
+        calls["text"] = text_rule(text)
     has_to_fit = any(tool.is_strict or tool.input_rule is not None for tool in tools)
     is_dispensable = text is None and not is_required and not has_to_fit
-    return ConstraintSpec(use.field, "calls", json.dumps(asked), is_dispensable=is_dispensable)
+    return ConstraintSpec(use.field, "calls", json.dumps(calls), is_dispensable=is_dispensable)
 
 
-def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
-    """Returns the rules of `body`. `asked` is the constraint that `calls_constraint` has made."""
-    shape, tools, inputs = SHAPES[dialect.name], asked["tools"], asked["inputs"]
-    written = _Marks(dialect, terminal)
-    before = f"(call {written(shape.between)}){{0,{MAX_CALLS - 1}}} "
+def calls_grammar(calls: Json, dialect: Dialect, terminal: Terminal) -> str:
+    """Returns the rules of `body`. `calls` is the constraint that `calls_constraint` has made."""
+    shape, tools, inputs = SHAPES[dialect.name], calls["tools"], calls["inputs"]
+    marks = Marks(dialect, terminal)
+    before = f"(call {marks(shape.between)}){{0,{MAX_CALLS - 1}}} "
     # A call with a plain input ends only with the answer.
-    last = [f"call {written(shape.closing)}"] * bool(tools) + ["input"] * bool(inputs)
+    last = [f"call {marks(shape.closing)}"] * bool(tools) + ["input"] * bool(inputs)
     rules = [
         TEXT,
-        f"calls: {written(shape.opening)} {before if asked['allows_several'] and tools else ''}"
+        f"calls: {marks(shape.opening)} {before if calls['allows_several'] and tools else ''}"
         f"({' | '.join(last)})",
     ]
     if shape.is_numbered:
         rules.append("NUMBER: /[0-9]{1,3}/")
     if dialect.name == "gemma":
-        rules += gemma_grammars.any_value(written)
+        rules += gemma_grammars.any_value(marks)
     for rule, names in (("call", tools), ("input", inputs)):
         rules += [f"{rule}: " + " | ".join(f"{rule}_{n}" for n in range(len(names)))] * bool(names)
-    if has_text := "text" in asked and not asked["is_required"]:
-        rules.append(f"text: {asked['text']}")
-    rules += _body(asked["is_required"], has_text, [*tools, *inputs], written)
+    if has_text := "text" in calls and not calls["is_required"]:
+        rules.append(f"text: {calls['text']}")
+    rules += _body(calls["is_required"], has_text, [*tools, *inputs], marks)
     for number, (name, rule) in enumerate(inputs.items()):
-        begin = _opened(shape, name, shape.middle or "\n", written)
+        begin = _opened(shape, name, shape.middle or "\n", marks)
         rules += [f"input_{number}: {begin} text_{number}", f"text_{number}: {rule}"]
     for number, (name, schema) in enumerate(tools.items()):
         rules += [
-            f"call_{number}: {_opened(shape, name, shape.middle, written)} args_{number} "
-            f"{written(shape.end)}",
-            *_arguments(f"args_{number}", schema, name in asked["strict"], written),
+            f"call_{number}: {_opened(shape, name, shape.middle, marks)} args_{number} "
+            f"{marks(shape.end)}",
+            *_arguments(f"args_{number}", schema, name in calls["strict"], marks),
         ]
     return "\n".join(rules)
 
 
-def _opened(shape: Shape, name: str, middle: str, written: "_Marks") -> str:
+def _opened(shape: Shape, name: str, middle: str, marks: "Marks") -> str:
     if not shape.is_numbered:
-        return written(shape.begin + name + middle)
-    return f"{written(f'{shape.begin}{name}:')} NUMBER {written(middle)}"
+        return marks(shape.begin + name + middle)
+    return f"{marks(f'{shape.begin}{name}:')} NUMBER {marks(middle)}"
 
 
-class _Marks:
+class Marks:
     """Writes literal text for Lark, with the dialect's marks as their tokens."""
 
     def __init__(self, dialect: Dialect, terminal: Terminal) -> None:
@@ -173,42 +173,40 @@ class _Marks:
         return not self._terminal(mark).startswith('"')
 
 
-def _body(
-    is_required: bool, has_text: bool, names: Sequence[str], written: _Marks
-) -> Iterator[str]:
+def _body(is_required: bool, has_text: bool, names: Sequence[str], marks: Marks) -> Iterator[str]:
     """Yields the rules for calls or a text; with `has_text`, that is the rule `text`."""
-    trigger = SHAPES[written.dialect].trigger
-    if written.dialect == "harmony":
-        yield from _harmony_body(is_required, written, "text" if has_text else "TEXT")
+    trigger = SHAPES[marks.dialect].trigger
+    if marks.dialect == "harmony":
+        yield from _harmony_body(is_required, marks, "text" if has_text else "TEXT")
     elif is_required or has_text:
-        yield f"body: {written(trigger)} calls" + " | text" * has_text
+        yield f"body: {marks(trigger)} calls" + " | text" * has_text
     elif not trigger:
-        yield from _whole_or_text(names, written)
-    elif written.is_token(trigger):
-        yield f"body: TEXT ({written(trigger)} calls)?"
+        yield from _whole_or_text(names, marks)
+    elif marks.is_token(trigger):
+        yield f"body: TEXT ({marks(trigger)} calls)?"
     else:
-        yield f"head[lazy]: TEXT {written(trigger)}"
+        yield f"head[lazy]: TEXT {marks(trigger)}"
         yield "body: TEXT | head calls"
 
 
-def _whole_or_text(names: Sequence[str], written: _Marks) -> Iterator[str]:
+def _whole_or_text(names: Sequence[str], marks: Marks) -> Iterator[str]:
     """Yields the rules for formats in which calls are the whole answer. A text must not begin like
     a call."""
     beginning = r"\{\"tool_calls\""
-    if written.dialect == "llama":
+    if marks.dialect == "llama":
         beginning = r"\{\"name\": \"(" + "|".join(map(re.escape, names)) + r")\""
     yield f"PLAIN: /(.|\\n)*/ & ~/[ \\n]*{beginning}(.|\\n)*/"
     tag = formats.PYTHON_TAG
-    is_tagged = written.dialect == "llama" and written.is_token(tag)
-    yield "body: calls | PLAIN" + (f" ({written(tag)} calls)?" if is_tagged else "")
+    is_tagged = marks.dialect == "llama" and marks.is_token(tag)
+    yield "body: calls | PLAIN" + (f" ({marks(tag)} calls)?" if is_tagged else "")
 
 
-def _harmony_body(is_required: bool, written: _Marks, text: str) -> Iterator[str]:
+def _harmony_body(is_required: bool, marks: Marks, text: str) -> Iterator[str]:
     """Yields the rules for messages in known channels. The last one is a call, or `final` if no
     call is required."""
-    for channel, said in (("analysis", "TEXT"), ("commentary", "TEXT"), ("final", text)):
-        yield f"{channel}: {written(f'<|channel|>{channel}<|message|>')} {said}"
-    after = written("<|end|><|start|>assistant")
+    for channel, rule in (("analysis", "TEXT"), ("commentary", "TEXT"), ("final", text)):
+        yield f"{channel}: {marks(f'<|channel|>{channel}<|message|>')} {rule}"
+    after = marks("<|end|><|start|>assistant")
     yield f"body: ((analysis | commentary) {after})* " + (
         "calls" if is_required else "(calls | final)"
     )
@@ -242,12 +240,12 @@ def of_schema(schema: Json, form: Mapping[str, object] = JSON_FORM) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": form})
 
 
-def _arguments(rule: str, schema: Json, is_strict: bool, written: _Marks) -> Iterator[str]:
+def _arguments(rule: str, schema: Json, is_strict: bool, marks: Marks) -> Iterator[str]:
     json_of = partial(of_schema, form=JSON_FORM if is_strict else LENIENT_FORM)
-    if written.dialect == "gemma":
-        yield from gemma_grammars.arguments(rule, schema, json_of, written)
+    if marks.dialect == "gemma":
+        yield from gemma_grammars.arguments(rule, schema, json_of, marks)
         return
-    if written.dialect not in ("qwen-coder", "seed", "glm"):
+    if marks.dialect not in ("qwen-coder", "seed", "glm"):
         yield f"{rule}: {json_of(schema)}"
         return
     properties, required = schema.get("properties"), schema.get("required")
@@ -258,31 +256,31 @@ def _arguments(rule: str, schema: Json, is_strict: bool, written: _Marks) -> Ite
         member = f"{rule}_{number}"
         members.append(member if name in required else f"{member}?")
         about = _with_definitions(about, schema)
-        yield from _tagged_argument(member, name, about, json_of, written)
+        yield from _tagged_argument(member, name, about, json_of, marks)
     yield f"{rule}: " + (" ".join(members) or '""')
 
 
 def _tagged_argument(
-    member: str, name: str, about: Json, json_of: gemma_grammars.OfSchema, written: _Marks
+    member: str, name: str, about: Json, json_of: gemma_grammars.OfSchema, marks: Marks
 ) -> Iterator[str]:
     """Yields the rules of an argument between tags: JSON, or plain text if it is a string."""
-    is_coder = written.dialect != "glm"
+    is_coder = marks.dialect != "glm"
     begin, end = f"\n<arg_key>{name}</arg_key>\n<arg_value>", "</arg_value>"
     if is_coder:
-        edge = "\n" if written.dialect == "qwen-coder" else ""
+        edge = "\n" if marks.dialect == "qwen-coder" else ""
         begin, end = f"\n<parameter={name}>{edge}", f"{edge}</parameter>"
     value = f"{member}_value"
-    yield f"{member}: {written(begin)} {value}"
+    yield f"{member}: {marks(begin)} {value}"
     if about.get("type") == "string" and isinstance(about.get("enum"), list):
-        options = " | ".join(written(str(each)) for each in about["enum"])
-        yield f"{value}: ({options}) {written(end)}"
+        options = " | ".join(marks(str(each)) for each in about["enum"])
+        yield f"{value}: ({options}) {marks(end)}"
     elif about.get("type") == "string":
-        lazy = "" if not is_coder and written.is_token(end) else "[lazy]"
+        lazy = "" if not is_coder and marks.is_token(end) else "[lazy]"
         longest = about.get("maxLength")
         text = rf"/(.|\n){{0,{longest}}}/" if isinstance(longest, int) else "TEXT"
-        yield f"{value}{lazy}: {text} {written(end)}"
+        yield f"{value}{lazy}: {text} {marks(end)}"
     else:
-        yield f"{value}: {value}_json {written(end)}"
+        yield f"{value}: {value}_json {marks(end)}"
         yield f"{value}_json: {json_of(about)}"
 
 

@@ -124,8 +124,8 @@ class GrammarCompiler:
         else:
             rules += thought_grammar(thought, spec.thinking == "begun", self._terminal)
         if spec.kind == "calls":
-            asked = json.loads(spec.text)
-            rules.append(calls_grammar(asked, self._tokenizer.dialect, self._terminal))
+            calls = json.loads(spec.text)
+            rules.append(calls_grammar(calls, self._tokenizer.dialect, self._terminal))
         else:
             rules.append(f"body: {text_rule(spec)}")
         return "\n".join(rules)
@@ -162,11 +162,11 @@ def _culprit(spec: ConstraintSpec) -> str:
     """Returns the tool and property at fault; empty if it is not just one."""
     if spec.kind != "calls":
         return ""
-    asked = json.loads(spec.text)
-    for name, rule in asked["inputs"].items():
+    calls = json.loads(spec.text)
+    for name, rule in calls["inputs"].items():
         if not _is_usable(rule):
             return f"the format of {name}: "
-    for name, schema in asked["tools"].items():
+    for name, schema in calls["tools"].items():
         if not _is_usable(of_schema(schema)):
             shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
             members = schema.get("properties")

@@ -6,10 +6,13 @@ schema are ignored.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from inference_api.tools.events import Json
 from inference_api.tools.gemma import QUOTE
+
+if TYPE_CHECKING:
+    from inference_api.text.call_grammars import Marks
 
 OfSchema = Callable[[Json], str]  # returns Lark for JSON that fits a schema
 
@@ -17,15 +20,7 @@ _SCALARS = ("integer", "number", "boolean", "null")
 _ANY = "gemma_value"
 
 
-class Write(Protocol):
-    """Returns a literal text in Lark."""
-
-    def __call__(self, text: str) -> str: ...
-
-    def is_token(self, mark: str) -> bool: ...
-
-
-def any_value(write: Write) -> Iterator[str]:
+def any_value(write: "Marks") -> Iterator[str]:
     """Yields the rules for values without a schema."""
     item, quote = _ANY, write(QUOTE)
     yield r"GEMMA_KEY: /[^\s{}\[\]:,\"<]{1,64}/"
@@ -38,20 +33,20 @@ def any_value(write: Write) -> Iterator[str]:
     )
 
 
-def arguments(rule: str, schema: Json, of_schema: OfSchema, write: Write) -> Sequence[str]:
+def arguments(rule: str, schema: Json, of_schema: OfSchema, write: "Marks") -> Sequence[str]:
     """Returns the rules for a call's arguments."""
     values = _Values(rule, schema, of_schema, write)
     values.add_object(rule, schema)
     return values.rules
 
 
-def _text(rule: str, text: str, write: Write) -> str:
+def _text(rule: str, text: str, write: "Marks") -> str:
     """Returns the rule for a text up to its end mark."""
     lazy = "" if write.is_token(QUOTE) else "[lazy]"
     return f"{rule}{lazy}: {text} {write(QUOTE)}"
 
 
-def _list_of(item: str, write: Write, least: int = 0, most: int | None = None) -> str:
+def _list_of(item: str, write: "Marks", least: int = 0, most: int | None = None) -> str:
     if most == 0:
         return '""'
     further = f"{max(least - 1, 0)},{'' if most is None else most - 1}"
@@ -62,7 +57,7 @@ def _list_of(item: str, write: Write, least: int = 0, most: int | None = None) -
 class _Values:
     """Rules for the values in one call. Their names begin with `prefix`."""
 
-    def __init__(self, prefix: str, schema: Json, of_schema: OfSchema, write: Write) -> None:
+    def __init__(self, prefix: str, schema: Json, of_schema: OfSchema, write: "Marks") -> None:
         self.rules: list[str] = []
         self._prefix, self._schema = prefix, schema
         self._of_schema, self._write = of_schema, write

@@ -68,8 +68,8 @@ class SpecialTokens:
         """Returns whether the ids have no more special tokens than the template wrote. A normaliser
         may produce one from other text, for example."""
         wanted = Counter(self._ids[prompt[start:end]] for start, end in written) + self._around
-        known = {*self._ids.values()} - {self._unknown_id}
-        return Counter(id_ for id_ in ids if id_ in known) <= wanted
+        special_ids = {*self._ids.values()} - {self._unknown_id}
+        return Counter(id_ for id_ in ids if id_ in special_ids) <= wanted
 
 
 def private_text() -> str:

@@ -90,29 +90,29 @@ def _of_folder(folder: Path) -> "tuple[Backend, TokenizerConfig]":
 def _named_special_tokens(described: Json) -> Json:
     """Returns the named special tokens; the usual names come first."""
     others = described.get("extra_special_tokens")
-    given = described | (others if isinstance(others, dict) else {})
-    names = [*_NAMES, *(name for name in given if name.endswith("_token"))]
-    return {name: given[name] for name in names if isinstance(given.get(name), str | dict)}
+    fields = described | (others if isinstance(others, dict) else {})
+    names = [*_NAMES, *(name for name in fields if name.endswith("_token"))]
+    return {name: fields[name] for name in names if isinstance(fields.get(name), str | dict)}
 
 
 def _special(value: str | Json) -> "AddedToken":
-    given = {"content": value} if isinstance(value, str) else value
-    return _token({**given, "special": True})
+    fields = {"content": value} if isinstance(value, str) else value
+    return _token({**fields, "special": True})
 
 
-def _token(given: Json) -> "AddedToken":
+def _token(fields: Json) -> "AddedToken":
     from tokenizers import AddedToken
 
-    flags = {name: given[name] for name in _FLAGS if name in given}
-    return AddedToken(given["content"], **flags)
+    flags = {name: fields[name] for name in _FLAGS if name in fields}
+    return AddedToken(fields["content"], **flags)
 
 
 def _templates(folder: Path, described: Json) -> tuple[dict[str, str], Path]:
     """Returns templates by name, and their origin. Separate files go before members of others."""
-    own, named = folder / "chat_template.jinja", folder / "chat_templates"
+    main_file, named = folder / "chat_template.jinja", folder / "chat_templates"
     files = {file.stem: file for file in sorted(named.glob("*.jinja"))}
-    if own.is_file():
-        return _texts({**files, DEFAULT: own}), own
+    if main_file.is_file():
+        return _texts({**files, DEFAULT: main_file}), main_file
     if files:
         return _texts(files), named
     beside = folder / "chat_template.json"
@@ -135,8 +135,8 @@ def _add(
     backend: "Backend", described: Iterable["AddedToken"], named: Iterable["AddedToken"]
 ) -> None:
     """Add tokens that `tokenizer.json` lacks, or has with other flags than described."""
-    known = set(backend.get_added_tokens_decoder().values())
-    wanted = {token.content: token for token in (*known, *described)}
+    known_tokens = set(backend.get_added_tokens_decoder().values())
+    wanted = {token.content: token for token in (*known_tokens, *described)}
     for token in named:
         wanted.setdefault(token.content, token)
-    backend.add_tokens([token for token in wanted.values() if token not in known])
+    backend.add_tokens([token for token in wanted.values() if token not in known_tokens])

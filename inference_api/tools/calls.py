@@ -150,12 +150,12 @@ def _as_object(value: str) -> str:
     if value.startswith("{"):
         return value
     try:
-        said = json.loads(value, strict=False)
-        said = (said.strip() or "{}") if isinstance(said, str) else said
-        if said is None:
+        parsed = json.loads(value, strict=False)
+        parsed = (parsed.strip() or "{}") if isinstance(parsed, str) else parsed
+        if parsed is None:
             return "{}"
-        if isinstance(said, str) and isinstance(json.loads(said), dict):
-            return said
+        if isinstance(parsed, str) and isinstance(json.loads(parsed), dict):
+            return parsed
     except (ValueError, RecursionError):
         pass
     raise NotACall

@@ -51,8 +51,8 @@ def call_as_json(call_id: str, name: str, arguments: str) -> Message:
 def assistant_turn(text: str, thoughts: str, calls: Sequence[Message]) -> Message:
     """Returns an earlier answer as a message, without fields that would be empty."""
     fields = {"reasoning_content": thoughts, "tool_calls": calls}
-    given = {name: value for name, value in fields.items() if value}
-    return {"role": "assistant", "content": text, **given}
+    filled = {name: value for name, value in fields.items() if value}
+    return {"role": "assistant", "content": text, **filled}
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
@@ -63,11 +63,11 @@ def prepared(messages: Sequence[Message], tools: Sequence[Json], manners: Manner
     """Returns messages for the template. If it renders no tools, a message describes them."""
     messages = list(messages)
     if not manners.takes_thoughts_beside_text:
-        messages = [_thought_or_said(message) for message in messages]
+        messages = [_without_thoughts_beside_text(message) for message in messages]
     if not manners.takes_system:
-        messages[:1] = map(_spoken_by_user, messages[:1])
+        messages[:1] = map(_as_user_message, messages[:1])
     if not manners.takes_late_system:
-        messages[1:] = map(_spoken_by_user, messages[1:])
+        messages[1:] = map(_as_user_message, messages[1:])
     if not manners.takes_users_in_a_row:
         messages = _merged(messages)
     if not tools and not has_calls(messages):
@@ -80,11 +80,11 @@ def prepared(messages: Sequence[Message], tools: Sequence[Json], manners: Manner
     return [_native(turn, names, manners) for turn in turns]
 
 
-def _spoken_by_user(message: Message) -> Message:
+def _as_user_message(message: Message) -> Message:
     return {**message, "role": "user"} if message["role"] == "system" else message
 
 
-def _thought_or_said(message: Message) -> Message:
+def _without_thoughts_beside_text(message: Message) -> Message:
     if not (message["content"] and "tool_calls" in message):
         return message
     return {name: value for name, value in message.items() if name != "reasoning_content"}
@@ -112,12 +112,12 @@ def _native_call(call: Json, manners: Manners) -> Json:
 def as_object(arguments: str) -> Any:
     """Returns the object in a JSON text, if it can be rendered; otherwise the text."""
     try:
-        said = json.loads(arguments or "{}")
-        json.dumps(said, ensure_ascii=False).encode()  # raises for half of a surrogate pair
+        parsed = json.loads(arguments or "{}")
+        json.dumps(parsed, ensure_ascii=False).encode()  # raises for half of a surrogate pair
     except (ValueError, RecursionError):
         return arguments
-    is_usable = isinstance(said, dict) and not is_deeper_than(said, MAX_DEPTH)
-    return said if is_usable else arguments
+    is_usable = isinstance(parsed, dict) and not is_deeper_than(parsed, MAX_DEPTH)
+    return parsed if is_usable else arguments
 
 
 def _short_id(call_id: str) -> str:
@@ -218,8 +218,8 @@ def _plain(message: Message, names: Mapping[str, str]) -> Message:
         {"name": each["function"]["name"], "arguments": as_object(each["function"]["arguments"])}
         for each in message["tool_calls"]
     ]
-    said = json.dumps({"tool_calls": calls}, ensure_ascii=False)
-    content = f"{message['content']}\n{said}" if message["content"] else said
+    written = json.dumps({"tool_calls": calls}, ensure_ascii=False)
+    content = f"{message['content']}\n{written}" if message["content"] else written
     return {"role": "assistant", "content": content}
 
 

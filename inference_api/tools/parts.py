@@ -69,7 +69,7 @@ class WholeAnswer:
     calls: tuple[AnswerPart, ...]
 
 
-def whole(events: Iterable[Event]) -> WholeAnswer:
+def whole_answer(events: Iterable[Event]) -> WholeAnswer:
     """Returns the answer that the events add up to."""
     parts = [each.part for each in parts_of(events) if isinstance(each, PartEnd)]
 

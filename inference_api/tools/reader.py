@@ -52,11 +52,11 @@ class Reader:
     def take(self, literal: str) -> Steps[bool]:
         """Reads the literal if it comes next. Waits only for as much text as decides that."""
         while True:
-            given = self.text[self.at : self.at + len(literal)]
-            if given == literal:
+            found = self.text[self.at : self.at + len(literal)]
+            if found == literal:
                 self.at += len(literal)
                 return True
-            if not literal.startswith(given) or self.has_ended:
+            if not literal.startswith(found) or self.has_ended:
                 return False
             yield from self.more()
 

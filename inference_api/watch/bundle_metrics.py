@@ -30,12 +30,13 @@ class BundleCollector(Collector):
         members = {} if residents is None else residents.snapshot.members
         waiting, now_s = self._backend.input_queue.all_waiting(), time.monotonic()
         for name, each in members.items():
-            for known in MemberState:
-                state.add_metric([name, known], float(each.state is known))
+            for kind in MemberState:
+                state.add_metric([name, kind], float(each.state is kind))
             taken.add_metric([name, "weights"], each.weights_bytes)
             taken.add_metric([name, "other"], each.other_bytes)
             taken.add_metric([name, "cache"], each.cache_bytes)
-            wait.add_metric([name], now_s - waiting[name].oldest_came_s if name in waiting else 0.0)
+            wait_s = now_s - waiting[name].oldest_arrived_s if name in waiting else 0.0
+            wait.add_metric([name], wait_s)
             loads.add_metric([name], each.num_loads)
             for eviction, count in each.evictions.items():
                 evictions.add_metric([name, eviction], count)

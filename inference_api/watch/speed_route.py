@@ -42,17 +42,17 @@ class ModelSpeed(BaseModel):
 
     @classmethod
     def of(cls, served: ServedModel, settings: Settings) -> "ModelSpeed":
-        known = served.costs.speed
-        at_s = known.measured_at_s
+        step_speed = served.costs.speed
+        at_s = step_speed.measured_at_s
         has_budget = served.is_batch_invariant and settings.itl_budget_ms is None
         return cls(
-            decode_ms=_in_ms(known.decode),
-            prefill_ms_per_token=_in_ms(known.prompt_token),
-            speed=round(known.speed, 4),
+            decode_ms=_in_ms(step_speed.decode),
+            prefill_ms_per_token=_in_ms(step_speed.prompt_token),
+            speed=round(step_speed.speed, 4),
             measured_at=None if at_s is None else datetime.fromtimestamp(at_s, UTC),
-            steps=known.steps,
-            steps_s=round(known.steps_s, 6),
-            steps_by_tokens=[tuple(each) for each in known.counts],
+            steps=step_speed.steps,
+            steps_s=round(step_speed.steps_s, 6),
+            steps_by_tokens=[tuple(each) for each in step_speed.counts],
             chunk_tokens=chunk_tokens(settings, served),
             budget_tokens=budget_tokens(settings, served.max_rows) if has_budget else None,
         )

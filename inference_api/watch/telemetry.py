@@ -61,7 +61,7 @@ class Tracing(Observer):
 
         record, caller = ended.record, ended.caller
         begun_ns = time.time_ns() - time.monotonic_ns() + int(record.begun_s * 1e9)
-        whole = self._tracer.start_span(
+        generation = self._tracer.start_span(
             "generation",
             context=TraceContextTextMapPropagator().extract(caller.trace_context),
             kind=SpanKind.SERVER,
@@ -76,7 +76,7 @@ class Tracing(Observer):
             start_time=begun_ns,
         )
         if record.finish_reason == "error":
-            whole.set_status(StatusCode.ERROR)
+            generation.set_status(StatusCode.ERROR)
         at_ns = begun_ns
         for name, seconds in (
             ("queue", record.queue_s),
@@ -84,8 +84,8 @@ class Tracing(Observer):
             ("decode", record.decode_s),
         ):
             phase = self._tracer.start_span(
-                name, context=set_span_in_context(whole), start_time=at_ns
+                name, context=set_span_in_context(generation), start_time=at_ns
             )
             at_ns += int(seconds * 1e9)
             phase.end(at_ns)
-        whole.end(at_ns)
+        generation.end(at_ns)

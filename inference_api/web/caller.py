@@ -34,7 +34,7 @@ def register_requests(app: Flask, rules: ReadingRules, on_ignored: Callable[[str
         request_id.set(g.request_id)
 
     @app.after_request
-    def say_of_request(response: Response) -> Response:
+    def add_headers(response: Response) -> Response:
         if g.left_aside:
             response.headers["X-Hearth-Ignored"] = ", ".join(g.left_aside)
             for counted_as in g.left_aside.values():

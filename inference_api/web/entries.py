@@ -24,7 +24,7 @@ ENCRYPTED = frozenset({"compaction", "encrypted_content", "redacted_thinking"})
 def of_list(read: Callable[[list[Any], ValidationInfo], Iterable[Any]]) -> BeforeValidator:
     """Returns a validator that replaces a list by the entries that `read` returns for it."""
     return BeforeValidator(
-        lambda given, info: list(read(given, info)) if isinstance(given, list) else given
+        lambda value, info: list(read(value, info)) if isinstance(value, list) else value
     )
 
 
@@ -35,8 +35,8 @@ def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> 
     def read(parts: list[Any], info: ValidationInfo) -> Iterator[Any]:
         for part in parts:
             type_ = type_of(part)
-            if (said := _text_of_document(part)) is not None:
-                yield {"type": "text", "text": said}
+            if (document_text := _text_of_document(part)) is not None:
+                yield {"type": "text", "text": document_text}
             elif type_ in MEDIA:
                 aside = aside_of(info, kind)
                 if aside.rules.refuses_images:
@@ -81,7 +81,7 @@ class ByForm:
         return core_schema.tagged_union_schema(
             # In brackets, because the path of a fault has them, and they are no fields.
             {f"<{form}>": handler.generate_schema(member) for form, member in members},
-            lambda given: f"<{self.form_of(given)}>",
+            lambda value: f"<{self.form_of(value)}>",
             custom_error_type=self.error_type,
             custom_error_message=self.message,
         )
@@ -91,10 +91,10 @@ def text_or(a_list: str, error_type: str) -> ByForm:
     """Returns the annotation of a text or a list. `a_list` says in a refusal what may be given
     instead of a text."""
 
-    def form_of(given: Any) -> str | None:
-        if isinstance(given, str):
+    def form_of(value: Any) -> str | None:
+        if isinstance(value, str):
             return "text"
-        return "list" if isinstance(given, list) else None
+        return "list" if isinstance(value, list) else None
 
     return ByForm(("text", "list"), form_of, error_type, f"give a text or {a_list}")
 
@@ -110,20 +110,20 @@ def by_type(union: Any, error_type: str | None = None, more: str = "") -> ByForm
     others: str | None = None if error_type else first.__name__
     untyped = form_by_type.get(first.model_fields["type"].default, others)
 
-    def form_of(given: Any) -> str | None:
-        if isinstance(given, dict) and not type_of(given):
+    def form_of(value: Any) -> str | None:
+        if isinstance(value, dict) and not type_of(value):
             return untyped
-        return form_by_type.get(type_of(given), others)
+        return form_by_type.get(type_of(value), others)
 
     message = f"is of a type that is not served; give {', '.join(form_by_type)}{more}"
     names = tuple(kind.__name__ for kind in kinds)
     return ByForm(names, form_of, error_type or "type", message)
 
 
-def _filled(given: Any) -> Any:
-    if isinstance(given, list):
-        return [each for each in given if each != ""]
-    return None if given == "" else given
+def _filled(value: Any) -> Any:
+    if isinstance(value, list):
+        return [each for each in value if each != ""]
+    return None if value == "" else value
 
 
 # For stop strings: clients with forms send empty ones, which would end every answer.

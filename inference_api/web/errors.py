@@ -30,7 +30,7 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
 
     @app.errorhandler(HearthError)
     @app.errorhandler(PageRefused)
-    def known(error: WireError) -> Response:
+    def answer_known(error: WireError) -> Response:
         on_error(error.code)
         logger.info("refused %r: %d %s", request.path, error.status, error.code)
         for_anthropic = messages_error(
@@ -46,11 +46,11 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
         return response
 
     @app.errorhandler(RequestEntityTooLarge)
-    def too_large(error: RequestEntityTooLarge) -> Response:
-        return known(RequestTooLarge(app.config["MAX_CONTENT_LENGTH"]))
+    def answer_too_large(error: RequestEntityTooLarge) -> Response:
+        return answer_known(RequestTooLarge(app.config["MAX_CONTENT_LENGTH"]))
 
     @app.errorhandler(HTTPException)
-    def http(error: HTTPException) -> Response:
+    def answer_http(error: HTTPException) -> Response:
         status = error.code or 500
         code = error.name.lower().replace(" ", "_")
         on_error(code)
@@ -64,9 +64,9 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
         return response
 
     @app.errorhandler(Exception)
-    def unknown(error: Exception) -> Response:
+    def answer_unexpected(error: Exception) -> Response:
         logger.error("unexpected error at %s %s", request.method, request.path, exc_info=error)
-        return known(HearthError("Internal error; the server's log has the details."))
+        return answer_known(HearthError("Internal error; the server's log has the details."))
 
 
 def _response(body: Error, status: int, for_anthropic: MessagesError) -> Response:

@@ -59,25 +59,25 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _take_honoured_fields(cls, value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, dict):
-            return value
+    def _take_honoured_fields(cls, body: Any, info: ValidationInfo) -> Any:
+        if not isinstance(body, dict):
+            return body
         aside = info.context if isinstance(info.context, LeftAside) else LeftAside(cls)
         honoured = {field.alias or name for name, field in cls.model_fields.items()}
         texts = _fields_of_text(cls)
         kept = {}
-        for name, given in value.items():
+        for name, value in body.items():
             field = cls.also_called.get(name, name)
-            if given is None or name in cls.of_answers or (given == "" and field not in texts):
+            if value is None or name in cls.of_answers or (value == "" and field not in texts):
                 continue
             if field in honoured:
-                kept[field] = _with_integers(given)
+                kept[field] = _with_integers(value)
             elif name in cls.unserved:
-                if not any(_is_same(given, neutral) for neutral in cls.unserved[name]):
+                if not any(_is_same(value, neutral) for neutral in cls.unserved[name]):
                     raise fault(name, f"is not served; {_remedy(cls.unserved[name])}")
             elif name in cls.advisory:
-                aside.add(cls, name, given)
-            elif (meant := aside.add_unknown(cls, name, honoured - value.keys())) is not None:
+                aside.add(cls, name, value)
+            elif (meant := aside.add_unknown(cls, name, honoured - body.keys())) is not None:
                 raise fault(shortened(name), meant)
         return kept
 
@@ -143,15 +143,15 @@ def _may_be_text(kind: Any) -> bool:
     return kind is str or (is_of_parts and any(map(_may_be_text, get_args(kind))))
 
 
-def _with_integers(given: Any) -> Any:
+def _with_integers(value: Any) -> Any:
     """Returns a number, or the numbers in lists, as integers where they are whole."""
-    if isinstance(given, list) and not {float, list}.isdisjoint(map(type, given)):
-        return [_with_integers(each) for each in given]
-    return whole_number(given)
+    if isinstance(value, list) and not {float, list}.isdisjoint(map(type, value)):
+        return [_with_integers(each) for each in value]
+    return whole_number(value)
 
 
-def _is_same(given: object, neutral: object) -> bool:
-    return given == neutral and isinstance(given, bool) == isinstance(neutral, bool)
+def _is_same(value: object, neutral: object) -> bool:
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def _remedy(neutral: tuple[Any, ...]) -> str:

@@ -49,10 +49,10 @@ def parse_object(body: bytes) -> dict[str, object]:
 
 def check_structure(body: bytes) -> None:
     """Raises InvalidRequest if commas, colons and brackets show that a bound is exceeded."""
-    for mark, at_most, what in _BOUNDS:
+    for mark, at_most, plural in _BOUNDS:
         if body.count(mark) > at_most and _count_outside_strings(body, mark, at_most) > at_most:
             raise InvalidRequest(
-                f"The body has more than {at_most} {what}; send text, or less at once."
+                f"The body has more than {at_most} {plural}; send text, or less at once."
             )
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from common.faults import is_misspelt, unknown_key
 
 MAX_UNKNOWN = 64  # unknown fields of a body
-MAX_SAID = 32  # paths that are reported, because they go into a header
+MAX_REPORTED = 32  # paths that are reported, because they go into a header
 MAX_NAME_CHARS = 64
 UNKNOWN = "unknown"  # name in metrics of unknown fields, and of names that cannot be shown
 _SHOWN = re.compile(r"[\w.-]+", re.ASCII)  # names that may be in a header
@@ -42,10 +42,10 @@ class LeftAside:
         self._unknown: set[tuple[type[BaseModel], str]] = set()
 
     def add(
-        self, kind: type[BaseModel], name: str, given: object = True, is_known: bool = True
+        self, kind: type[BaseModel], name: str, value: object = True, is_known: bool = True
     ) -> None:
         """Record the field `name` of an object of this kind, unless its value is empty or false."""
-        if given in ({}, [], "", False) or len(self.paths) == MAX_SAID:
+        if value in ({}, [], "", False) or len(self.paths) == MAX_REPORTED:
             return
         shown = name if len(name) <= MAX_NAME_CHARS and _SHOWN.fullmatch(name) else UNKNOWN
         place = self._places.get(kind, "")

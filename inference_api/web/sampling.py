@@ -12,9 +12,9 @@ from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, AskedSpeculation, Bo
 Salt = Annotated[str, Field(max_length=256)]
 
 
-def seed_of(asked: int | None) -> int:
+def seed_of(seed: int | None) -> int:
     """Returns the seed to draw from: a random one for None and, as in llama.cpp and vLLM, -1."""
-    return secrets.randbits(63) if asked is None or asked == -1 else asked % 2**64
+    return secrets.randbits(63) if seed is None or seed == -1 else seed % 2**64
 
 
 class SampledBody(Body):
@@ -32,11 +32,11 @@ class SampledBody(Body):
     speculation: AskedSpeculation = None
 
     @property
-    def unsaid(self) -> frozenset[str]:
+    def unset(self) -> frozenset[str]:
         return frozenset(name for name in DEFAULTED if getattr(self, name) is None)
 
     def sampling(self, choice: int = 0) -> SamplingParams:
         """Returns the sampling parameters of a choice. Each choice has a seed of its own."""
-        said = {name: getattr(self, name) for name in DEFAULTED if name not in self.unsaid}
-        said["top_k"] = max(0, self.top_k or 0)
-        return SamplingParams(**said, seed=(seed_of(self.seed) + choice) % 2**64)
+        values = {name: getattr(self, name) for name in DEFAULTED if name not in self.unset}
+        values["top_k"] = max(0, self.top_k or 0)
+        return SamplingParams(**values, seed=(seed_of(self.seed) + choice) % 2**64)

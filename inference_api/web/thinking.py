@@ -9,7 +9,7 @@ from inference_api.web.fields import MAX_INTEGER, Body
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # Templates that read an effort support low, medium and high.
-_KNOWN = {"minimal": "low", "xhigh": "high", "max": "high"}
+_SUPPORTED = {"minimal": "low", "xhigh": "high", "max": "high"}
 
 Options = Mapping[str, Mapping[str, Any]]  # template options, by the body's field that sets them
 
@@ -17,7 +17,7 @@ Options = Mapping[str, Mapping[str, Any]]  # template options, by the body's fie
 def effort_options(field: str, effort: Effort | None) -> Options:
     if effort is None or effort == "none":
         return {}
-    return {field: {"reasoning_effort": _KNOWN.get(effort, effort)}}
+    return {field: {"reasoning_effort": _SUPPORTED.get(effort, effort)}}
 
 
 def thinking_options(field: str, is_on: bool | None) -> Options:
@@ -34,5 +34,5 @@ class Thinking(Body):
     budget_tokens: int | None = Field(None, ge=0, le=MAX_INTEGER)
 
     def options(self) -> Options:
-        is_said = self.type in ("enabled", "disabled")
-        return thinking_options("thinking", self.type == "enabled") if is_said else {}
+        is_switch = self.type in ("enabled", "disabled")
+        return thinking_options("thinking", self.type == "enabled") if is_switch else {}

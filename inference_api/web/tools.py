@@ -101,7 +101,8 @@ def check_choice(names: Sequence[str], chosen: Collection[str]) -> None:
         raise fault("tool_choice", "asks for calls, and there are no tools; give tools")
     for name in chosen:
         if name not in names:
-            known = shortened(", ".join(names))
+            offered = shortened(", ".join(names))
             raise fault(
-                "tool_choice", f"{shortened(name)!r} is none of the tools; give one of {known}"
+                "tool_choice",
+                f"{shortened(name)!r} is none of the tools; give one of {offered}",
             )

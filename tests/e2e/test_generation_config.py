@@ -1,4 +1,4 @@
-"""Defaults that a model brings, on every route that leaves something unsaid."""
+"""Defaults that a model brings, on every route that leaves something unset."""
 
 import json
 from collections.abc import Iterator

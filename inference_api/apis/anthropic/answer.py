@@ -70,7 +70,7 @@ class MessageWriter:
     request_id: str
     model: str
 
-    def whole(self, answers: Sequence[ChatAnswer]) -> MessageAnswer:
+    def complete(self, answers: Sequence[ChatAnswer]) -> MessageAnswer:
         (answer,) = answers
         ends = [each for each in parts_of(answer.events()) if isinstance(each, PartEnd)]
         message = self._message(_usage(answer, answer.generation.completion_tokens))
@@ -166,10 +166,10 @@ def _input(arguments: str) -> Json:
     streamed inputs proposes.
     """
     try:
-        given = from_json(arguments, allow_partial="trailing-strings", allow_inf_nan=False)
-        json.dumps(given)  # fails for integers of thousands of digits
+        parsed = from_json(arguments, allow_partial="trailing-strings", allow_inf_nan=False)
+        json.dumps(parsed)  # fails for integers of thousands of digits
     except (ValueError, RecursionError):
-        given = None
-    if arguments and not isinstance(given, dict):
+        parsed = None
+    if arguments and not isinstance(parsed, dict):
         return {"INVALID_JSON": arguments}
-    return given or {}
+    return parsed or {}

@@ -203,5 +203,5 @@ class MessagesBody(SampledBody, CountBody):
             speculation=self.speculation or "auto",
             constraint=self.constraint(),
             sampling=self.sampling(),
-            unsaid=self.unsaid,
+            unset=self.unset,
         )

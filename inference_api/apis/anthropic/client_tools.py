@@ -60,9 +60,9 @@ def plain_tools(tools: list[Any]) -> Iterator[tuple[Any, str]]:
     searches = any(type_of(tool).startswith(SEARCH) for tool in tools)
     for tool in tools:
         type_ = type_of(tool)
-        known = next((each for prefix, each in FUNCTIONS.items() if type_.startswith(prefix)), None)
-        if known is not None:
-            tool = {key: value for key, value in tool.items() if key != "type"} | known
+        plain = next((each for prefix, each in FUNCTIONS.items() if type_.startswith(prefix)), None)
+        if plain is not None:
+            tool = {key: value for key, value in tool.items() if key != "type"} | plain
         elif type_ not in ("", "custom"):
             tool = None
         if searches and isinstance(tool, dict):

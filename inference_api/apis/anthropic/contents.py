@@ -118,8 +118,8 @@ class InputMessage(Body):
     content: Content
 
     def check(self) -> None:
-        other = {"user": ThinkingBlock | ToolUseBlock, "assistant": ToolResultBlock}
-        misplaced = other.get(self.role, ThinkingBlock | ToolUseBlock | ToolResultBlock)
+        misplaced_by_role = {"user": ThinkingBlock | ToolUseBlock, "assistant": ToolResultBlock}
+        misplaced = misplaced_by_role.get(self.role, ThinkingBlock | ToolUseBlock | ToolResultBlock)
         for block in self.blocks:
             if isinstance(block, misplaced):
                 raise fault("content", f"{block.type} is no block of role {self.role}")
@@ -139,23 +139,23 @@ class InputMessage(Body):
     def turns(self) -> Iterator[Message]:
         """Yields a message for each result of a call, and one for each run of texts."""
         if self.role == "assistant":
-            yield self._own_turn()
+            yield self._assistant_turn()
             return
         texts: list[str] = []
         for block in self.blocks:
             if isinstance(block, TextBlock):
                 texts.append(block.text)
             elif isinstance(block, ToolResultBlock):
-                yield from self._said(texts)
+                yield from self._text_turn(texts)
                 texts = []
                 yield block.as_turn()
-        yield from self._said(texts)
+        yield from self._text_turn(texts)
 
-    def _said(self, texts: Sequence[str]) -> Iterator[Message]:
+    def _text_turn(self, texts: Sequence[str]) -> Iterator[Message]:
         if texts:
             yield {"role": self.role, "content": "".join(texts)}
 
-    def _own_turn(self) -> Message:
+    def _assistant_turn(self) -> Message:
         blocks = self.blocks
         text = "".join(each.text for each in blocks if isinstance(each, TextBlock))
         thoughts = "".join(each.thinking for each in blocks if isinstance(each, ThinkingBlock))

@@ -4,7 +4,7 @@ from flask import Blueprint, Response, g, jsonify
 
 from common.errors import Error, MessagesError, error_body
 from common.operations import operation
-from inference_api.apis.answering import Answering, prompt_is_called
+from inference_api.apis.answering import Answering, naming_prompt_field
 from inference_api.apis.anthropic.answer import MessageAnswer, MessageWriter, TokenCount
 from inference_api.apis.anthropic.body import CountBody, MessagesBody
 from inference_api.web.caller import read
@@ -37,7 +37,7 @@ def create_blueprint(answering: Answering) -> Blueprint:
     def count_tokens() -> Response:
         chat = read(CountBody).chat()
         _, model = answering.model_of(chat)
-        with prompt_is_called(chat.prompt_field):
+        with naming_prompt_field(chat.prompt_field):
             token_ids = model.prompt_encoder.encode_chat(chat.turns, chat.extras)
         return jsonify(TokenCount(input_tokens=len(token_ids)))
 

@@ -136,11 +136,11 @@ def parse_native_body(
 ) -> NativeBody:
     """Returns the body, as `web.fields.parse` does. Raises InvalidRequest that names a missing
     text, else the first field of a wrong type, else the first one out of bounds."""
-    given = parse_object(body)
+    parsed = parse_object(body)
     try:
-        return kind.model_validate(given, context=aside or LeftAside(kind))
+        return kind.model_validate(parsed, context=aside or LeftAside(kind))
     except ValidationError as error:
-        raise _refusal(kind, min(error.errors(include_url=False), key=_rank), given) from None
+        raise _refusal(kind, min(error.errors(include_url=False), key=_rank), parsed) from None
 
 
 def _rank(detail: ErrorDetails) -> int:
@@ -154,7 +154,7 @@ def _kind(detail: ErrorDetails) -> str:
     return "string_type" if is_other_type else detail["type"]
 
 
-def _refusal(body: type[NativeBody], detail: ErrorDetails, given: Json) -> InvalidRequest:
+def _refusal(body: type[NativeBody], detail: ErrorDetails, parsed: Json) -> InvalidRequest:
     if detail["type"] == "fault":
         name, message = detail["ctx"]["field"], detail["ctx"]["message"]
         return InvalidRequest(f"Parameter: {name} {message}.", name)
@@ -163,7 +163,7 @@ def _refusal(body: type[NativeBody], detail: ErrorDetails, given: Json) -> Inval
         message = "required 'text' parameter is either empty or not provided"
     elif kind in EXPECTED:
         expected = EXPECTED["list_type" if name == "stop_sequence" else kind]
-        json_type = JSON_TYPES.get(type(given[name]), "object")
+        json_type = JSON_TYPES.get(type(parsed[name]), "object")
         message = f"Parameter: {name} is type={json_type}, expected {expected}"
     elif kind == "string_pattern_mismatch":
         message = (

@@ -9,7 +9,7 @@ from pydantic import Field
 from inference_api.apis.chat import Chat
 from inference_api.apis.openai import field_kinds
 from inference_api.apis.openai.formats import Constrained
-from inference_api.apis.openai.messages import Messages, turns_of
+from inference_api.apis.openai.messages import Messages
 from inference_api.apis.openai.tools import ConversationFields, check_open
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams
@@ -140,8 +140,8 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
         """Returns how many log probabilities a choice needs for each token of the prompt. All
         choices echo them; without an echo only the first choice reports them."""
         of_echo = self.num_logprobs if self.wants_echo else None
-        asked = (of_echo, self.prompt_logprobs if choice == 0 else None)
-        return max((each for each in asked if each is not None), default=None)
+        counts = (of_echo, self.prompt_logprobs if choice == 0 else None)
+        return max((each for each in counts if each is not None), default=None)
 
     def params(self) -> list[GenerationParams]:
         """Returns the parameters of each choice, which draws from a seed of its own. Raises
@@ -170,7 +170,7 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
             speculation=self.speculation or "auto",
             constraint=self.constraint(),
             sampling=sampling,
-            unsaid=self.unsaid,
+            unset=self.unset,
         )
 
     def check(self) -> None:
@@ -270,7 +270,7 @@ class ChatBody(ConversationFields, GenerationBody):
     def chat(self) -> Chat:
         return Chat(
             model=self.model,
-            turns=turns_of(self.messages),
+            turns=[message.as_turn() for message in self.messages],
             use=self.tool_use(),
             params=self.params(),
             options={

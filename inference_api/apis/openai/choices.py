@@ -22,7 +22,7 @@ from inference_api.tools.events import (
     TextDelta,
     ThoughtDelta,
 )
-from inference_api.tools.parts import WholeAnswer, whole
+from inference_api.tools.parts import WholeAnswer, whole_answer
 
 DONE = b"data: [DONE]\n\n"
 
@@ -129,12 +129,12 @@ class Choice:
         if self._logprobs is not None and (rest := self._take_scored()):
             yield None, self._shaped(rest)
 
-    def whole(self, form: AnswerForm) -> Json:
+    def as_json(self, form: AnswerForm) -> Json:
         """Returns the whole choice, once its generation has ended."""
         events = [event for found in self._counted() for event in found]
         return {
             "index": self.index,
-            **form.content(whole([TextDelta(self._echo), *events])),
+            **form.content(whole_answer([TextDelta(self._echo), *events])),
             "logprobs": self._next_logprobs(),
             "finish_reason": self.finish_reason,
         }
@@ -177,18 +177,18 @@ class ChoicesWriter:
         request_id = self._form.id_prefix + request_id
         self._identity: Json = {"id": request_id, "created": created_at, "model": chosen.shown}
 
-    def whole(self, answers: Sequence[ChatAnswer]) -> Json:
+    def complete(self, answers: Sequence[ChatAnswer]) -> Json:
         """Returns the whole answer. Its usage counts a prompt once, however many choices it has."""
         choices = self._choices(answers)
-        shapes = [choice.whole(self._form) for choice in choices]
+        shapes = [choice.as_json(self._form) for choice in choices]
         of_prompts = [self._prompt_logprobs(answers, choice.index) for choice in choices]
-        whole_answer = {**self._identity, "object": self._form.object, "choices": shapes}
+        response = {**self._identity, "object": self._form.object, "choices": shapes}
         if not self._form.is_chat:  # as in vLLM: in the choice; for a chat, beside the choices
-            whole_answer["choices"] = [
+            response["choices"] = [
                 shape | about for shape, about in zip(shapes, of_prompts, strict=True)
             ]
         beside = of_prompts[0] if self._form.is_chat else {}
-        return {**whole_answer, "usage": self._usage(answers), **beside}
+        return {**response, "usage": self._usage(answers), **beside}
 
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
         """Yields SSE: pieces, the finish of each choice, usage if requested, and `[DONE]`."""
@@ -258,8 +258,8 @@ def _in_turn(
     """
     running = [(choice, choice.pieces()) for choice in choices]
     while running:
-        told = [each for each in running if each[0].answer.generation.has_news]
-        for each in told or running[:1]:
+        ready = [each for each in running if each[0].answer.generation.has_news]
+        for each in ready or running[:1]:
             choice, pieces = each
             piece = next(pieces, None)
             if piece is None:
@@ -282,7 +282,7 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
     if len(records) > 1:
         return counts
     (record,) = records
-    own_times: Usage = {
+    with_times: Usage = {
         **counts,
         "time_to_first_token": record.ttft_s,
         "queue_time": record.queue_s,
@@ -295,8 +295,8 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
         "switching_time": 0.0,
     }
     if record.switch is not None:
-        own_times["switching_time"] = record.switch.switching_time_s
-        own_times["switch"] = {
+        with_times["switching_time"] = record.switch.switching_time_s
+        with_times["switch"] = {
             "wait_s": record.switch.wait_s,
             "evict_s": record.switch.evict_s,
             "load_s": record.switch.load_s,
@@ -305,7 +305,7 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
         }
     depths = record.depths
     if depths.drafted_tokens and record.tokens_per_step is not None:
-        own_times["acceptance_rate"] = depths.accepted_tokens / depths.drafted_tokens
-        own_times["tokens_per_step"] = record.tokens_per_step
-        own_times["acceptance_by_depth"] = depths.acceptance_by_depth
-    return own_times
+        with_times["acceptance_rate"] = depths.accepted_tokens / depths.drafted_tokens
+        with_times["tokens_per_step"] = record.tokens_per_step
+        with_times["acceptance_by_depth"] = depths.acceptance_by_depth
+    return with_times

@@ -91,7 +91,7 @@ class Constrained(Body):
     def constraint(self) -> ConstraintSpec | None:
         """Raises InvalidRequest if several are given."""
         form, outputs = self.response_format, self.structured_outputs
-        asked = {
+        constraints_by_field = {
             "response_format": None if form is None else form.as_constraint(),
             "structured_outputs": None if outputs is None else outputs.as_constraint(),
             "guided_json": _guided("json", self.guided_json),
@@ -99,11 +99,11 @@ class Constrained(Body):
             "guided_choice": _guided("choice", self.guided_choice),
             "guided_grammar": _guided("grammar", self.guided_grammar),
         }
-        given = {field: each for field, each in asked.items() if each is not None}
-        if len(given) > 1:
-            *_, last = given
-            raise InvalidRequest(f"Give only one of {' and '.join(given)}.", last)
-        return next(iter(given.values()), None)
+        found = {field: each for field, each in constraints_by_field.items() if each is not None}
+        if len(found) > 1:
+            *_, last = found
+            raise InvalidRequest(f"Give only one of {' and '.join(found)}.", last)
+        return next(iter(found.values()), None)
 
 
 def _guided(kind: str, part: object) -> ConstraintSpec | None:

@@ -19,8 +19,8 @@ LogprobsAnswer = wire.CompletionLogprobs | wire.ChatLogprobs
 def text_and_bytes(tokenizer: Tokenizer, token_id: int) -> tuple[str, bytes]:
     """Returns a token's text and bytes. The text of a special token is its name, and the text of an
     incomplete character is the replacement character."""
-    own, name = tokenizer.token_bytes(token_id), tokenizer.special_token(token_id)
-    return own.decode(errors="replace") if name is None else name, own
+    token_bytes, name = tokenizer.token_bytes(token_id), tokenizer.special_token(token_id)
+    return token_bytes.decode(errors="replace") if name is None else name, token_bytes
 
 
 def first_of(tokens: Sequence[ScoredToken], num_top: int) -> list[ScoredToken]:
@@ -32,20 +32,20 @@ def first_of(tokens: Sequence[ScoredToken], num_top: int) -> list[ScoredToken]:
 
 def prompt_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> wire.PromptLogprobs:
     """Returns the log probabilities of a prompt and the likeliest tokens in vLLM's format."""
-    known = cache(partial(text_and_bytes, tokenizer))
+    text_and_bytes_of = cache(partial(text_and_bytes, tokenizer))
     shown: wire.PromptLogprobs = []
     for token_id, found in tokens:
         if found is None:
             shown.append(None)
             continue
-        own = (found.rank, token_id, found.logprob)
+        scored = (found.rank, token_id, found.logprob)
         best = [(rank, id_, logprob) for rank, (id_, logprob) in enumerate(found.top, 1)]
         shown.append(
             {
                 str(id_): wire.PromptLogprob(
-                    logprob=logprob, rank=rank, decoded_token=known(id_)[0]
+                    logprob=logprob, rank=rank, decoded_token=text_and_bytes_of(id_)[0]
                 )
-                for rank, id_, logprob in [own, *(each for each in best if each[1] != token_id)]
+                for rank, id_, logprob in [scored, *(each for each in best if each[1] != token_id)]
             }
         )
     return shown
@@ -61,14 +61,14 @@ class TextOffsets:
         self._num_chars = 0  # characters that later tokens cannot change
         self._held = b""  # bytes of later tokens: the beginning of a character
 
-    def push(self, token_id: int, own: bytes) -> int:
+    def push(self, token_id: int, token_bytes: bytes) -> int:
         """Returns the next token's offset. Inside a character it is that character's offset."""
         # The last character of this text contains the token's first byte.
-        begun = (self._held + own[:1]).decode(errors="replace")
+        begun = (self._held + token_bytes[:1]).decode(errors="replace")
         offset = self._num_chars + max(0, len(begun) - 1)
         piece = self._text.push([token_id])
         self._num_chars += len(piece)
-        self._held = b"" if piece else self._held + own
+        self._held = b"" if piece else self._held + token_bytes
         return offset
 
     def begin_answer(self) -> None:
@@ -137,5 +137,5 @@ class Logprobs:
         return wire.ChatLogprobs(content=content, refusal=None)
 
     def _entry(self, token_id: int, logprob: float) -> wire.ScoredText:
-        text, own = self._text_and_bytes(token_id)
-        return wire.ScoredText(token=text, logprob=logprob, bytes=list(own) or None)
+        text, token_bytes = self._text_and_bytes(token_id)
+        return wire.ScoredText(token=text, logprob=logprob, bytes=list(token_bytes) or None)

@@ -1,7 +1,6 @@
 """The messages of a chat body: new ones, and earlier answers sent back by clients."""
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -107,13 +106,9 @@ class ChatMessage(Body):
             "tool_calls": [call.as_json() for call in self.tool_calls or ()],
             "reasoning_content": thoughts,
         }
-        given = {name: value for name, value in fields.items() if value}
+        filled = {name: value for name, value in fields.items() if value}
         of_result = {"tool_call_id": self.tool_call_id} if role == "tool" else {}
-        return {"role": role, "content": content, **given, **of_result}
+        return {"role": role, "content": content, **filled, **of_result}
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-
-
-def turns_of(messages: Sequence[ChatMessage]) -> list[Message]:
-    return [message.as_turn() for message in messages]

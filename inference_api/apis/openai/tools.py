@@ -113,12 +113,12 @@ class SaysChoice(Protocol):
     def chosen_tools(self) -> ChosenTools: ...
 
 
-def choice_of(given: Mode | SaysChoice | None, allows_several: bool | None) -> ChosenTools:
+def choice_of(tool_choice: Mode | SaysChoice | None, allows_several: bool | None) -> ChosenTools:
     """Returns the meaning of a `tool_choice`, in any of its forms, and `parallel_tool_calls`."""
-    if given is None or isinstance(given, str):
-        chosen = ChosenTools(given or "auto")
+    if tool_choice is None or isinstance(tool_choice, str):
+        chosen = ChosenTools(tool_choice or "auto")
     else:
-        chosen = given.chosen_tools()
+        chosen = tool_choice.chosen_tools()
     return chosen._replace(allows_several=allows_several is not False)
 
 

@@ -151,7 +151,7 @@ class ResponseWriter:
     def called_tools(self) -> Mapping[str, Called]:
         return self.body.called_tools()
 
-    def whole(self, answers: Sequence[ChatAnswer]) -> ResponseAnswer:
+    def complete(self, answers: Sequence[ChatAnswer]) -> ResponseAnswer:
         (answer,) = answers
         ends = [each for each in parts_of(answer.events()) if isinstance(each, PartEnd)]
         items = [self._item(end.part, _status(end, answer)) for end in ends]
@@ -172,9 +172,9 @@ class ResponseWriter:
             for part_event in parts_of(answer.events()):
                 yield from map(event, self._events(part_event, answer, items))
         except HearthError as error:
-            told = {"code": error.code, "message": str(error)}
-            yield event({"type": "error", **told, "param": error.param})
-            failed = self._response("failed", items) | {"error": told}
+            failure = {"code": error.code, "message": str(error)}
+            yield event({"type": "error", **failure, "param": error.param})
+            failed = self._response("failed", items) | {"error": failure}
             yield event({"type": "response.failed", "response": failed})
             raise
         ended = self._complete(answer, items or [self._empty_message(answer)])
@@ -206,10 +206,10 @@ class ResponseWriter:
             yield self._part_event(part, f"{kind}.done", text=part.text, **_text_fields(part))
             yield self._part_event(part, "content_part.done", part=_content(part))
         elif called.kind == "custom":
-            said = called.input_of(part.text)
+            call_input = called.input_of(part.text)
             if not called.is_raw:
-                yield self._part_event(part, f"{kind}.delta", delta=said)
-            yield self._part_event(part, f"{kind}.done", input=said)
+                yield self._part_event(part, f"{kind}.delta", delta=call_input)
+            yield self._part_event(part, f"{kind}.done", input=call_input)
         elif called.kind == "function":
             yield self._part_event(part, f"{kind}.done", arguments=part.text)
 
@@ -255,9 +255,9 @@ class ResponseWriter:
                     "arguments": object_of(part.text)}  # fmt: skip
         item: OutputCall | OutputCustomCall
         if called.kind == "custom":
-            said = "" if status == "in_progress" else called.input_of(part.text)
+            call_input = "" if status == "in_progress" else called.input_of(part.text)
             item = {"id": item_id, "type": "custom_tool_call", "status": status,
-                    "call_id": call_id, "name": called.name, "input": said}  # fmt: skip
+                    "call_id": call_id, "name": called.name, "input": call_input}  # fmt: skip
         else:
             item = {"id": item_id, "type": "function_call", "status": status,
                     "call_id": call_id, "name": called.name, "arguments": part.text}  # fmt: skip
@@ -292,7 +292,7 @@ class ResponseWriter:
     ) -> ResponseAnswer:
         body = self.body
         shown = {"text", "tool_choice", "tools"}  # and no `input`, which may be megabytes
-        asked = body.model_dump(by_alias=True, exclude_none=True, include=shown, warnings=False)
+        dumped = body.model_dump(by_alias=True, exclude_none=True, include=shown, warnings=False)
         return {
             "id": self.response_id,
             "object": "response",
@@ -309,9 +309,9 @@ class ResponseWriter:
             "reasoning": {"effort": body.effort, "summary": None},
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
-            "text": {"format": {"type": "text"}} | asked.get("text", {}),
-            "tool_choice": asked.get("tool_choice", "auto"),
-            "tools": asked.get("tools", []),
+            "text": {"format": {"type": "text"}} | dumped.get("text", {}),
+            "tool_choice": dumped.get("tool_choice", "auto"),
+            "tools": dumped.get("tools", []),
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "output": items,

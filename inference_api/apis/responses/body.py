@@ -93,9 +93,9 @@ class ResponsesBody(ToolBody, SampledBody):
     @property
     def offered(self) -> list[Tool]:
         found = {tool.name: tool for tool, _ in flattened(tools_of(self.input))}
-        own = [tool for tool, _ in flattened(self.tools or ())]
-        names = {tool.name for tool in own}
-        return [*own, *(tool for name, tool in found.items() if name not in names)]
+        offered = [tool for tool, _ in flattened(self.tools or ())]
+        names = {tool.name for tool in offered}
+        return [*offered, *(tool for name, tool in found.items() if name not in names)]
 
     def called_tools(self) -> dict[str, Called]:
         """Returns how calls are shown, by the tools' names in the prompt."""
@@ -130,5 +130,5 @@ class ResponsesBody(ToolBody, SampledBody):
             speculation=self.speculation or "auto",
             constraint=None if self.text is None else self.text.constraint(),
             sampling=self.sampling(),
-            unsaid=self.unsaid,
+            unset=self.unset,
         )

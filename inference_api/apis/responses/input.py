@@ -97,8 +97,8 @@ class LocalShellCall(InputCall):
     action: dict[str, Any]
 
     def as_json(self) -> Message:
-        said = {key: value for key, value in self.action.items() if key != "type"}
-        return call_as_json(self.call_id, SHELL, json.dumps(said, ensure_ascii=False))
+        arguments = {key: value for key, value in self.action.items() if key != "type"}
+        return call_as_json(self.call_id, SHELL, json.dumps(arguments, ensure_ascii=False))
 
 
 class ToolSearchCall(InputCall):
@@ -176,36 +176,36 @@ Input = Annotated[
 ]
 
 
-def tools_of(given: str | Sequence[Item]) -> list[AnyTool]:
+def tools_of(content: str | Sequence[Item]) -> list[AnyTool]:
     """Returns the tools that items add."""
-    items = () if isinstance(given, str) else given
+    items = () if isinstance(content, str) else content
     return [tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools]
 
 
-def turns_of(given: str | Sequence[Item]) -> list[Message]:
+def turns_of(content: str | Sequence[Item]) -> list[Message]:
     """Returns messages for a template. The assistant's consecutive items become one message."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return list(_turns(given))
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    return list(_turns(content))
 
 
 def _turns(items: Sequence[Item]) -> Iterator[Message]:
-    own: list[Item] = []  # the assistant's, in a row
+    assistant_items: list[Item] = []  # consecutive ones
     for item in items:
-        if _is_own(item):
-            own.append(item)
+        if _is_assistants(item):
+            assistant_items.append(item)
             continue
-        yield from _turn_of(own)
-        own = []
+        yield from _turn_of(assistant_items)
+        assistant_items = []
         if isinstance(item, InputMessage):
             role = "system" if item.role == "developer" else item.role
             yield {"role": role, "content": _text(item.content)}
         elif isinstance(item, CallOutput | ToolSearchOutput):
             yield {"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id}
-    yield from _turn_of(own)
+    yield from _turn_of(assistant_items)
 
 
-def _is_own(item: Item) -> bool:
+def _is_assistants(item: Item) -> bool:
     if isinstance(item, InputMessage):
         return item.role == "assistant"
     return isinstance(item, InputCall | ReasoningItem)

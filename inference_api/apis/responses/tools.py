@@ -53,10 +53,10 @@ class Called:
     def input_of(self, written: str) -> str:
         """Returns the input of a custom tool."""
         try:
-            said = written if self.is_raw else json.loads(written)["input"]
+            parsed = written if self.is_raw else json.loads(written)["input"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            said = written
-        return said if isinstance(said, str) else written
+            parsed = written
+        return parsed if isinstance(parsed, str) else written
 
 
 class FlatTool(Function):
@@ -189,7 +189,7 @@ ToolChoice = Annotated[Mode | NamedTool | AllowedTools, BY_FORM_OF_CHOICE]
 def object_of(written: str) -> dict[str, Any]:
     """Returns the arguments that the model wrote, for calls that show them as an object."""
     try:
-        said = json.loads(written)
+        parsed = json.loads(written)
     except (ValueError, RecursionError):
-        said = None
-    return said if isinstance(said, dict) else {}
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {}

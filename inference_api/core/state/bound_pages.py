@@ -28,7 +28,7 @@ class BoundRowPages(RowPages):
         found = Counter(page // self._row_pages for node in nodes for page in node.pages)
         return min(free_rows, key=lambda row: kept[row] - 2 * found[row])
 
-    def _own(self, held: HeldPages, index: int) -> int:
+    def _own_page(self, held: HeldPages, index: int) -> int:
         return held.row * self._row_pages + index
 
     @property
@@ -36,7 +36,7 @@ class BoundRowPages(RowPages):
         return -(-self._max_tokens // self.page_tokens)
 
     def _take(self, held: HeldPages, index: int) -> int:
-        page = self._own(held, index)
+        page = self._own_page(held, index)
         if (node := self._tree.nodes.get(page)) is not None:
             self._give_up(node, index)
         self._pool.share(page)
@@ -49,7 +49,7 @@ class BoundRowPages(RowPages):
         if holder is None:
             self._tree.cut(node)
         else:
-            self._tree.move(node, self._own(holder, index))
+            self._tree.move(node, self._own_page(holder, index))
 
     def _adopt(self, held: HeldPages, nodes: Sequence[Node]) -> None:
         first, sources = len(held.nodes), [page for node in nodes for page in node.pages]

@@ -175,15 +175,15 @@ class PageFolder:
         path, size_bytes = self._path(key, parts), HEADER_BYTES + sum(map(len, pages))
         try:
             with path.open("rb", buffering=0) as file:
-                is_whole = os.fstat(file.fileno()).st_size == size_bytes
+                is_complete = os.fstat(file.fileno()).st_size == size_bytes
                 header, checksum = file.read(HEADER_BYTES), 0
-                for page in pages if is_whole else ():
-                    is_whole = is_whole and file.readinto(page) == len(page)
+                for page in pages if is_complete else ():
+                    is_complete = is_complete and file.readinto(page) == len(page)
                     checksum = zlib.crc32(page, checksum)
         except OSError:  # removed by another process or by hand
             self._remove(key)
             return False
-        if not is_whole or header != _header(checksum):
+        if not is_complete or header != _header(checksum):
             logger.warning("%s is damaged and is removed", path)
             self._remove(key)
             return False

@@ -115,6 +115,6 @@ class PagePool:
     def give_back(self, num_pages: int) -> list[int]:
         """Count up to `num_pages` free pages that have memory as never used. Returns these pages,
         so that the caller can release their memory."""
-        given_back = [self._freed.popitem()[0] for _ in range(min(num_pages, len(self._freed)))]
-        self._untouched.update(dict.fromkeys(given_back))
-        return given_back
+        released = [self._freed.popitem()[0] for _ in range(min(num_pages, len(self._freed)))]
+        self._untouched.update(dict.fromkeys(released))
+        return released

@@ -14,7 +14,7 @@ from inference_api.runner import PageLayout
 MIN_REUSED_TOKENS = 8  # copying fewer tokens saves no time over computing them
 TOKEN_BYTES = array("i").itemsize
 BEGINNING_BYTES = MIN_REUSED_TOKENS * TOKEN_BYTES
-GONE = -1  # stands for a page that is no longer held
+NO_PAGE = -1  # stands for a page that is no longer held
 
 
 def encode(tokens: Sequence[int]) -> bytes:
@@ -34,7 +34,7 @@ class Node:
     """
 
     tokens: bytes = b""
-    pages: list[int] = field(default_factory=list)  # for each group; GONE if its window has passed
+    pages: list[int] = field(default_factory=list)  # for each group; NO_PAGE if passed
     parent: "Node | None" = None
     name: Hashable = None  # a root's key
     children: dict[bytes, "Node"] = field(default_factory=dict)
@@ -87,11 +87,11 @@ class PrefixTree:
         if self._layout.state_pages:
             return self._with_state(root, nodes, tokens)
         if self._layout.has_windows:
-            del nodes[self._num_whole(nodes) :]
+            del nodes[self._num_complete(nodes) :]
             node = nodes[-1] if nodes else root
         rest = tokens[len(nodes) * size :][:size]
         tail = node.similar.get(rest[:BEGINNING_BYTES])
-        if tail is None or GONE in tail.pages:
+        if tail is None or NO_PAGE in tail.pages:
             return PrefixMatch(nodes)
         return PrefixMatch(nodes, tail, num_common(rest, tail.tokens) // TOKEN_BYTES)
 
@@ -130,12 +130,12 @@ class PrefixTree:
             is_begun = similar is not None and similar.tokens.startswith(tokens)
             if similar is not None and is_begun and not self._layout.state_pages:
                 return similar
-            node = Node(tokens, [GONE] * len(pages), parent)
+            node = Node(tokens, [NO_PAGE] * len(pages), parent)
             parent.children[tokens] = parent.similar[tokens[:BEGINNING_BYTES]] = node
             if similar is not None and tokens.startswith(similar.tokens):
                 self.cut(similar)
         for group, page in enumerate(pages):
-            if node.pages[group] == GONE != page:
+            if node.pages[group] == NO_PAGE != page:
                 self._keep(node, group, page)
         return node
 
@@ -195,7 +195,7 @@ class PrefixTree:
             nodes.extend(each.children.values())
         for each in reversed(nodes):
             for group, page in enumerate(each.pages):
-                if page != GONE:
+                if page != NO_PAGE:
                     self._forget(each, group)
             self._forget_state(each)
             self._prune(each)
@@ -205,25 +205,25 @@ class PrefixTree:
         num_alike = len(nodes)
         while True:
             node, first = nodes[-1] if nodes else root, len(nodes) * self._page_bytes
-            is_whole = self._num_whole(nodes) == len(nodes)
-            for size in sorted(node.tail_bytes, reverse=True) if is_whole else ():
+            is_complete = self._num_complete(nodes) == len(nodes)
+            for size in sorted(node.tail_bytes, reverse=True) if is_complete else ():
                 tail = node.children.get(tokens[first : first + size])
-                if tail is not None and tail.state and GONE not in tail.pages:
+                if tail is not None and tail.state and NO_PAGE not in tail.pages:
                     return PrefixMatch(nodes, tail, size // TOKEN_BYTES, num_alike)
-            if not nodes or (is_whole and node.state):
+            if not nodes or (is_complete and node.state):
                 return PrefixMatch(nodes, num_alike=num_alike)
             nodes.pop()
 
-    def _num_whole(self, nodes: Sequence[Node]) -> int:
+    def _num_complete(self, nodes: Sequence[Node]) -> int:
         """Returns the largest number of leading nodes after which no window lacks a page."""
         best, lengths = 0, [0] * len(self._layout.windows)  # consecutive pages up to this node
         for count, node in enumerate(nodes, 1):
             lengths = [
-                0 if page == GONE else length + 1
+                0 if page == NO_PAGE else length + 1
                 for page, length in zip(node.pages, lengths, strict=True)
             ]
             seen = self._layout.first_seen(count * self._layout.page_tokens)
-            if all(count - first <= own for first, own in zip(seen, lengths, strict=True)):
+            if all(count - first <= length for first, length in zip(seen, lengths, strict=True)):
                 best = count
         return best
 
@@ -233,7 +233,7 @@ class PrefixTree:
         self._pool.keep(page)
 
     def _forget(self, node: Node, group: int) -> None:
-        page, node.pages[group] = node.pages[group], GONE
+        page, node.pages[group] = node.pages[group], NO_PAGE
         del self.nodes[page]
         self._pool.forget(page)
 
@@ -245,7 +245,7 @@ class PrefixTree:
 
     def _prune(self, node: Node) -> None:
         """Remove a node if it has neither pages nor children, then its parents likewise."""
-        while node.parent is not None and not node.children and {*node.pages} == {GONE}:
+        while node.parent is not None and not node.children and {*node.pages} == {NO_PAGE}:
             parent, beginning = node.parent, node.tokens[:BEGINNING_BYTES]
             del parent.children[node.tokens]
             if parent.similar.get(beginning) is node:

@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 
 from inference_api.core.state.pool import PageCounts, PagePool
 from inference_api.core.state.prefixes import (
-    GONE,
     MIN_REUSED_TOKENS,
+    NO_PAGE,
     TOKEN_BYTES,
     Node,
     PrefixMatch,
@@ -33,7 +33,7 @@ class HeldPages:
     """The pages of one row: page `tables[group][i]` holds the i-th `page_tokens` positions.
 
     The first pages are sealed: they belong to `nodes` of the tree and may be shared. The others are
-    open: they belong to the row alone. Pages that a group's window has passed are GONE.
+    open: they belong to the row alone. Pages that a group's window has passed are NO_PAGE.
     """
 
     row: int
@@ -223,8 +223,8 @@ class RowPages:
         Evicts cached pages, the least recently used first."""
         while self.limit - self._pool.num_free > num_pages and self._evict():
             pass
-        if given_back := self._pool.give_back(self._pool.num_touched - num_pages):
-            self._memory.give_back(given_back)
+        if released := self._pool.give_back(self._pool.num_touched - num_pages):
+            self._memory.give_back(released)
 
     def limit_to(self, num_pages: int) -> None:
         """Let at most `num_pages` pages have memory from now on, or those that rows hold if these
@@ -253,8 +253,8 @@ class RowPages:
             self._adopt(held, match.nodes[len(held.nodes) :])
             has_tail = match.tail is not None and self._copy(held, match.tail)
             held.reused_tokens = num_tokens if has_tail else whole_tokens
-            for page, own in zip(state, self.layout.states_of(held.row), strict=False):
-                self._memory.copy_page(page, own)
+            for page, state_page in zip(state, self.layout.states_of(held.row), strict=False):
+                self._memory.copy_page(page, state_page)
             self._drop(state)
 
     def _borders(self, held: HeldPages, num_alike: int, num_tokens: int) -> Sequence[int]:
@@ -269,18 +269,18 @@ class RowPages:
 
     def _share(self, pages: Sequence[int]) -> Sequence[int]:
         """Hold these pages of the tree, so that they are not evicted before `_drop`."""
-        there = [page for page in pages if page != GONE]
-        for page in there:
+        held_pages = [page for page in pages if page != NO_PAGE]
+        for page in held_pages:
             self._pool.share(page)
-        return there
+        return held_pages
 
     def _keep_state(self, held: HeldPages, node: Node) -> None:
         """Keep a copy of the row's recurrent state after this node, if there is room."""
         count, of_node = self.layout.state_pages, self._share(node.pages)
         if not node.state and self.can_reserve(count):
             pages = [self._take(held, 0) for _ in range(count)]
-            for own, page in zip(self.layout.states_of(held.row), pages, strict=True):
-                self._memory.copy_page(own, page)
+            for state_page, page in zip(self.layout.states_of(held.row), pages, strict=True):
+                self._memory.copy_page(state_page, page)
             self._tree.keep_state(node, pages)
             self._drop(pages)
         self._drop(of_node)
@@ -317,7 +317,7 @@ class RowPages:
 
     def _drop(self, pages: Sequence[int]) -> None:
         for page in pages:
-            if page != GONE:
+            if page != NO_PAGE:
                 self._pool.drop(page)
 
     def _seal(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> None:
@@ -340,7 +340,7 @@ class RowPages:
         seen = self.layout.first_seen(num_tokens)
         for table, begin, end in zip(held.tables, held.num_passed, seen, strict=True):
             self._drop(table[begin:end])
-            table[begin:end] = [GONE] * len(table[begin:end])
+            table[begin:end] = [NO_PAGE] * len(table[begin:end])
         held.num_passed = seen
 
     def _adopt(self, held: HeldPages, nodes: Sequence[Node]) -> None:
@@ -359,7 +359,7 @@ class RowPages:
             placed = pages[-1:] * num_passed + pages
             if table[first:end] != placed:  # placing the first page means a new request to runners
                 self._memory.place(held.row, group, first, placed)
-            table[first:end] = [GONE] * num_passed + pages
+            table[first:end] = [NO_PAGE] * num_passed + pages
 
     def _join(self, held: HeldPages, node: Node) -> None:
         """Hold the node for tokens that the row itself has written."""

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from inference_api.core.state.page_folder import PageFolder, PageRecord
 from inference_api.core.state.pool import PagePool
-from inference_api.core.state.prefixes import GONE, TOKEN_BYTES, Node, PrefixTree
+from inference_api.core.state.prefixes import NO_PAGE, TOKEN_BYTES, Node, PrefixTree
 from inference_api.runner import PageLayout
 
 READ_BYTES = 2**23  # about this much is read at once; the last page may exceed it
@@ -54,7 +54,7 @@ class Read(NamedTuple):
 
     page: StoredPage
     taken: Sequence[int]
-    is_there: Future[bool]  # whether it was read
+    was_read: Future[bool]
 
 
 class ReadAhead(NamedTuple):
@@ -105,12 +105,12 @@ class StoredPages:
                 break
             key = following
             found.append((page, key, parts))
-        there = [self._parts(node) for node in nodes] + [parts for *_, parts in found]
-        if self._is_whole(there) and (tail := self._tail(root, tokens, len(there), key)):
+        all_parts = [self._parts(node) for node in nodes] + [parts for *_, parts in found]
+        if self._is_complete(all_parts) and (tail := self._tail(root, tokens, len(all_parts), key)):
             return deque([*self._to_read(len(nodes), found, to_continue=False), tail])
-        while found and not self._can_continue(there):
+        while found and not self._can_continue(all_parts):
             found.pop()
-            there.pop()
+            all_parts.pop()
         return self._to_read(len(nodes), found)
 
     def read(self, root: Hashable, tokens: bytes, ahead: deque[StoredPage]) -> None:
@@ -144,7 +144,7 @@ class StoredPages:
         """Bring the pages that were read into the tree, if all reads end within `wait_s`."""
         if (reading := self._reading) is None:
             return
-        jobs = [read.is_there for read in reading.reads]
+        jobs = [read.was_read for read in reading.reads]
         if wait_s:
             self._folder.wait(jobs, wait_s)
         if not all(job.done() for job in jobs):
@@ -266,7 +266,7 @@ class StoredPages:
     def _bring(self, parent: Node, page: StoredPage, taken: Sequence[int]) -> Node:
         """Returns the node of a page that was read: an existing one, if there is one by now."""
         numbers = iter(taken)
-        pages = [next(numbers) if is_read else GONE for is_read in page.groups]
+        pages = [next(numbers) if is_read else NO_PAGE for is_read in page.groups]
         node = self._tree.seal(parent, page.tokens, pages)
         if node.tokens == page.tokens:
             node.key = page.key
@@ -280,15 +280,15 @@ class StoredPages:
 
     def _parts(self, node: Node) -> int:
         """Returns bits: one for each group whose page the node has, then one for its state."""
-        bits = [page != GONE for page in node.pages] + [bool(node.state)]
+        bits = [page != NO_PAGE for page in node.pages] + [bool(node.state)]
         return sum(bit << place for place, bit in enumerate(bits))
 
     def _can_continue(self, parts: Sequence[int]) -> bool:
         """Returns whether a row can continue after pages that have these parts."""
         has_state = not self._layout.state_pages or parts[-1] >> self._layout.num_groups & 1
-        return bool(has_state) and self._is_whole(parts)
+        return bool(has_state) and self._is_complete(parts)
 
-    def _is_whole(self, parts: Sequence[int]) -> bool:
+    def _is_complete(self, parts: Sequence[int]) -> bool:
         """Returns whether no window lacks a page after pages that have these parts."""
         layout, end = self._layout, len(parts)
         first = layout.first_seen(end * layout.page_tokens)
@@ -302,10 +302,10 @@ class StoredPages:
         """Returns the longest tail on disk after the first `number` pages, whose key is `key`; None
         if there is none, or the tree has one that is as long."""
         layout, match = self._layout, self._tree.match(root, tokens)
-        known = match.tail_tokens * TOKEN_BYTES if len(match.nodes) == number else 0
+        tail_bytes = match.tail_tokens * TOKEN_BYTES if len(match.nodes) == number else 0
         rest = tokens[number * self._size :][: self._size - TOKEN_BYTES]
         all_parts = (1 << layout.num_groups + bool(layout.state_pages)) - 1
-        for end in range(len(rest), known, -TOKEN_BYTES):
+        for end in range(len(rest), tail_bytes, -TOKEN_BYTES):
             following = _following(key, rest[:end])
             if self._folder.parts(following) == all_parts:
                 is_read = [True] * layout.num_groups
@@ -323,11 +323,11 @@ class StoredPages:
         is_all = None not in layout.windows  # lest the tree get nodes without any page
         to_read = deque[StoredPage]()
         for index, (tokens, key, parts) in enumerate(found, first):
-            there = [bool(parts >> group & 1) for group in range(layout.num_groups)]
-            read = [has and (is_all or index >= at) for has, at in zip(there, seen, strict=True)]
-            places = [sum(there[:group]) for group, is_read in enumerate(read) if is_read]
+            present = [bool(parts >> group & 1) for group in range(layout.num_groups)]
+            read = [has and (is_all or index >= at) for has, at in zip(present, seen, strict=True)]
+            places = [sum(present[:group]) for group, is_read in enumerate(read) if is_read]
             if to_continue and index == end - 1:
-                places += range(sum(there), sum(there) + layout.state_pages)
+                places += range(sum(present), sum(present) + layout.state_pages)
             to_read.append(StoredPage(index, tokens, key, parts, read, places))
         return to_read
 
@@ -359,7 +359,7 @@ def _path(node: Node) -> Sequence[Node]:
 
 def _pages_of(node: Node) -> Sequence[int]:
     """Returns the pages that a node has, in the order in which its record has them."""
-    return [*(page for page in node.pages if page != GONE), *node.state]
+    return [*(page for page in node.pages if page != NO_PAGE), *node.state]
 
 
 def _pages(tokens: bytes, first: int, size: int) -> Iterable[bytes]:

@@ -9,7 +9,7 @@ import argparse
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -40,15 +40,6 @@ NUM_BINS = 10  # bins of confidence
 class Labelled:
     text: str
     expert: str
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """What a router knows about an expert."""
-
-    name: str
-    description: str
-    examples: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +89,10 @@ def labelled_messages() -> list[Labelled]:
     return [Labelled(text, expert) for expert, texts in by_expert.items() for text in texts]
 
 
-def experts_of(bundle: Path) -> list[Described]:
+def experts_of(bundle: Path) -> dict[str, list[str]]:
+    """Returns the description and examples of each expert, by name."""
     entries: list[dict[str, Any]] = yaml.safe_load(bundle.read_text(encoding="utf-8"))["experts"]
-    return [Described(each["name"], each["description"], each["examples"]) for each in entries]
+    return {each["name"]: [each["description"], *each["examples"]] for each in entries}
 
 
 def _folded(learn: Learn, messages: Sequence[Labelled]) -> list[Decision]:
@@ -133,12 +125,10 @@ def _oracle(messages: Iterable[Labelled]) -> Choose:
 
 def _router(known: Sequence[Labelled]) -> Choose:
     names = dict.fromkeys(message.expert for message in known)
-    return _choose_by(
-        [Described(name, "", [m.text for m in known if m.expert == name]) for name in names]
-    )
+    return _choose_by({name: [m.text for m in known if m.expert == name] for name in names})
 
 
-def _choose_by(experts: Sequence[Described]) -> Choose:
+def _choose_by(experts: Mapping[str, Sequence[str]]) -> Choose:
     """Returns a function that chooses the likeliest expert at any confidence."""
     router = MemberRouter.of(experts, threshold=0.0, fallback=FALLBACK)
 
@@ -227,7 +217,7 @@ def _print_bundle(
     started = time.perf_counter()
     choose = _choose_by(experts)
     learned_s = time.perf_counter() - started
-    num_texts = sum(1 + len(expert.examples) for expert in experts)
+    num_texts = sum(map(len, experts.values()))
     print(f"\n{bundle.name}: learned from {num_texts} texts in {learned_s:.2f} s\n")
     decisions = [_decided(choose, message) for message in renamed]
     always = [Decision(message, general, 1.0) for message in renamed]

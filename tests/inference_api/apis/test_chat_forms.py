@@ -67,7 +67,7 @@ def response_writer() -> ResponseWriter:
 
 
 def test_a_response_has_an_item_for_each_part() -> None:
-    response = response_writer().whole([answer()])
+    response = response_writer().complete([answer()])
     thought, message, call = cast(list[Any], response["output"])
     assert thought["content"] == [{"type": "reasoning_text", "text": "Let me see."}]
     assert (thought["type"], thought["summary"]) == ("reasoning", [])
@@ -91,11 +91,11 @@ def test_events_of_thoughts_are_those_of_reasoning() -> None:
         *("reasoning_text.done", "content_part.done", "output_item.done"),
     ]
     assert own[0]["item"]["content"] == []
-    assert events[-1]["response"] == response_writer().whole([answer()])
+    assert events[-1]["response"] == response_writer().complete([answer()])
 
 
 def test_what_is_cut_is_incomplete_from_its_last_item_on() -> None:
-    response = response_writer().whole([answer(len(PIECES) - 1)])
+    response = response_writer().complete([answer(len(PIECES) - 1)])
     assert response["status"] == "incomplete"
     items = cast(list[Any], response["output"])
     assert [item["status"] for item in items] == ["completed", "completed", "incomplete"]
@@ -103,14 +103,14 @@ def test_what_is_cut_is_incomplete_from_its_last_item_on() -> None:
 
 
 def test_a_message_has_a_block_for_each_part() -> None:
-    message = MessageWriter("1", "m").whole([answer()])
+    message = MessageWriter("1", "m").complete([answer()])
     assert message["content"] == [
         {"type": "thinking", "thinking": "Let me see.", "signature": ""},
         {"type": "text", "text": "Well:"},
         {"type": "tool_use", "id": "call_1", "name": "f", "input": {"a": [1]}},
     ]
     assert (message["stop_reason"], message["usage"]["output_tokens"]) == ("tool_use", len(PIECES))
-    cut = MessageWriter("1", "m").whole([answer(len(PIECES) - 1)])
+    cut = MessageWriter("1", "m").complete([answer(len(PIECES) - 1)])
     last: Any = cut["content"][-1]
     assert (cut["stop_reason"], last["input"]) == ("max_tokens", {"a": [1]})
 
@@ -239,5 +239,5 @@ def test_a_response_shows_every_kind_of_tool_as_it_was_sent() -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "c"}]}
     sent = {"model": "m", "input": "hi", "tools": tools, "tool_choice": choice}
     body = ResponsesBody.model_validate(sent)
-    told = ResponseWriter("resp_1", "m", 5, body).whole([answer()])
+    told = ResponseWriter("resp_1", "m", 5, body).complete([answer()])
     assert (told["tools"], told["tool_choice"]) == (tools, choice)

@@ -38,7 +38,7 @@ POLICY = Policy(
 @dataclass(eq=False)
 class Request:
     name: str
-    came_s: float
+    arrived_s: float
     run_s: float
     num_waiting_before: int
     started_s: float | None = None
@@ -81,8 +81,8 @@ class SimulatedBundle:
     def ask(self, name: str, run_s: float = 1.0) -> Request:
         num_before = sum(map(len, self.queues.values()))
         self._num_came += 1
-        came_s = self.now_s + 1e-9 * self._num_came  # nobody comes with another
-        request = Request(name, came_s, run_s, num_before)
+        arrived_s = self.now_s + 1e-9 * self._num_came  # nobody comes with another
+        request = Request(name, arrived_s, run_s, num_before)
         self.queues[name].append(request)
         self.requests.append(request)
         return request
@@ -109,7 +109,7 @@ class SimulatedBundle:
 
     def waiting(self) -> dict[str, Waiting]:
         return {
-            name: Waiting(len(queue), queue[0].came_s, is_closed=False)
+            name: Waiting(len(queue), queue[0].arrived_s, is_closed=False)
             for name, queue in self.queues.items()
             if queue
         }
@@ -222,7 +222,7 @@ class SimulatedBundle:
             request = self.queues[name].pop(0)
             residency.started(name, self.now_s)
             request.started_s = self.now_s
-            request.switch = residency.switch_of(name, request.came_s)
+            request.switch = residency.switch_of(name, request.arrived_s)
             self.running.append(request)
 
     def _end(self, request: Request, end: str) -> None:
@@ -263,7 +263,7 @@ class SimulatedBundle:
     def _check_switch(self, request: Request, switch: Switch) -> None:
         assert min(switch.wait_s, switch.evict_s, switch.load_s) >= 0
         assert switch.from_name is None or switch.from_name in self.needs
-        waited_s = self.now_s - request.came_s
+        waited_s = self.now_s - request.arrived_s
         assert 0 < switch.switching_time_s <= waited_s + 1e-6
         assert not switch.is_initiator or switch.wait_s < waited_s
 
@@ -277,7 +277,7 @@ class SimulatedBundle:
         bound_s = policy.patience_s + num_before * (residence_s + longest_run_s + change_s)
         bound_s += change_s  # of a load whose waiters left
         assert request.started_s is not None
-        assert request.started_s - request.came_s <= bound_s
+        assert request.started_s - request.arrived_s <= bound_s
 
     def check_all_ended(self) -> None:
         assert all(each.end for each in self.requests), "somebody is lost"

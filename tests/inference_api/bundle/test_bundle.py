@@ -120,7 +120,7 @@ class Serving:
         tokens = tuple(self.backend.served[name].tokenizer.encode(prompt))
         sampling = SamplingParams(temperature=0.0)
         params = GenerationParams(max_tokens, sampling=sampling)
-        request = GenerationRequest(queue, name, tokens, params, came_s=time.monotonic())
+        request = GenerationRequest(queue, name, tokens, params, arrived_s=time.monotonic())
         self.requests[queue] = request
         self.input_queue.put(request)
         return queue

@@ -55,9 +55,9 @@ class Members(RuleBasedStateMachine):
 
     def load(self, name: str) -> None:
         """Somebody waits for the member until it is there, in turns of half a second."""
-        came_s = self.now_s
+        arrived_s = self.now_s
         for _ in range(12):
-            self.turn({name: Waiting(1, came_s, is_closed=False)})
+            self.turn({name: Waiting(1, arrived_s, is_closed=False)})
             if name in self.tables:
                 return
             for row in self.rows()[:1]:

@@ -253,7 +253,7 @@ def test_switching_time_is_the_wait_for_its_turn_the_room_and_the_load() -> None
     assert first.switch is not None
     assert second.switch is not None
     assert first.started_s is not None
-    assert first.switch.switching_time_s == pytest.approx(first.started_s - first.came_s)
+    assert first.switch.switching_time_s == pytest.approx(first.started_s - first.arrived_s)
     assert first.switch.load_s == pytest.approx(1.0)
     assert first.switch.evict_s > 4
     assert first.switch.from_name == "b", "it was the last to serve"

@@ -13,7 +13,7 @@ def test_busy_member_does_not_starve_another() -> None:
     while request.started_s is None:
         simulated.ask("a", run_s=3)  # a request to a at every turn
         simulated.turn()
-    assert request.started_s - request.came_s <= POLICY.patience_s + 3 + 1 + 2
+    assert request.started_s - request.arrived_s <= POLICY.patience_s + 3 + 1 + 2
     assert simulated.num_evictions()[Eviction.PATIENCE] == 1
 
 

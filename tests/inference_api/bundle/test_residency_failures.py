@@ -150,7 +150,7 @@ def test_loader_that_gets_on_is_waited_for() -> None:
     request = simulated.ask("c")
     simulated.run_until_served(request)
     assert request.end == ""
-    assert simulated.now_s - request.came_s > POLICY.load_timeout_s
+    assert simulated.now_s - request.arrived_s > POLICY.load_timeout_s
 
 
 def test_residents_borrow_rows_while_the_loader_hangs() -> None:

@@ -1,8 +1,7 @@
 """The router behind `model: "auto"`, over small sets of examples and real ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,32 +12,19 @@ from hypothesis import strategies as st
 from inference_api.bundle.router import MAX_CHARACTERS, MAX_MESSAGES, MemberRouter, Route
 from inference_api.errors import StartupError
 
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    name: str
-    description: str = ""
-    examples: Sequence[str] = ()
-
-
-SUMS = Described(
-    "sums",
+SUMS = (
     "sums and products",
-    ("What is 12 plus 30?", "Add 14 and 9.", "7 x 8", "Subtract 3 from 20.", "55 + 6 = ?"),
+    *("What is 12 plus 30?", "Add 14 and 9.", "7 x 8", "Subtract 3 from 20.", "55 + 6 = ?"),
 )
-SQL = Described(
-    "sql",
+SQL = (
     "SQL queries",
-    (
-        "Write SQL for all customers.",
-        "A query that counts orders",
-        "SELECT the names from books",
-        "orders per day, in SQL",
-        "Query the employees whose age is over 40.",
-    ),
+    "Write SQL for all customers.",
+    "A query that counts orders",
+    "SELECT the names from books",
+    "orders per day, in SQL",
+    "Query the employees whose age is over 40.",
 )
-GENERAL = Described("general")
-MEMBERS = (GENERAL, SUMS, SQL)
+MEMBERS = {"general": ("",), "sums": SUMS, "sql": SQL}
 A_SUM, A_QUERY = "Please add 31 and 77.", "Write a SQL query that counts the books."
 UNKNOWN = "zzz"
 
@@ -143,7 +129,7 @@ def test_any_messages_have_a_route(messages: list[str]) -> None:
 
 
 def test_a_description_alone_is_enough() -> None:
-    members = (Described("sums", "adding numbers"), Described("sql", "database queries"))
+    members = {"sums": ["adding numbers"], "sql": ["database queries"]}
     router = MemberRouter.of(members, 0.0, "sums")
     assert router.route(["queries of a database"]).member == "sql"
 
@@ -152,12 +138,12 @@ def test_an_member_of_which_nothing_is_said_is_only_the_fallback() -> None:
     assert router_of(0.0).route([UNKNOWN]).member in {"sums", "sql"}
 
 
-@pytest.mark.parametrize("members", [(), (SUMS,), (SUMS, GENERAL), (SUMS, SUMS)])
-def test_one_member_is_no_choice(members: Sequence[Described]) -> None:
+@pytest.mark.parametrize("members", [{}, {"sums": SUMS}, {"sums": SUMS, "general": (" ",)}])
+def test_one_member_is_no_choice(members: Mapping[str, Sequence[str]]) -> None:
     with pytest.raises(StartupError, match="fewer than two experts have a description or examples"):
         MemberRouter.of(members, 0.5, "sums")
 
 
 def test_examples_without_a_word_are_refused() -> None:
     with pytest.raises(StartupError, match="add words"):
-        MemberRouter.of((Described("a", "!"), Described("b", "?")), 0.5, "a")
+        MemberRouter.of({"a": ["!"], "b": ["?"]}, 0.5, "a")

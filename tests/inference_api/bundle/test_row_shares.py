@@ -86,7 +86,7 @@ def test_rows_that_borrowed_memory_need_only_end_to_make_room() -> None:
     request = simulated.ask("b")
     simulated.run_until_served(request)
     assert not simulated.names(Unload)
-    assert 30 <= simulated.now_s - request.came_s <= 32
+    assert 30 <= simulated.now_s - request.arrived_s <= 32
 
 
 def test_whom_an_member_was_loaded_for_start_first() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from inference_api._mock_inference_api_server import END_TOKEN, ByteTokenizer, EchoRunner
 from inference_api.core import decode_backend
-from inference_api.core.decode_backend import FEW_EVENTS, DecodeBackend
+from inference_api.core.decode_backend import YIELD_EVENTS, DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
 from inference_api.core.status import Hooks, Phase
@@ -139,7 +139,7 @@ def test_prompts_leave_running_rows_their_pace() -> None:
     assert loop.backend.snapshot.totals.prefilled_tokens - before == round(1.4 * 32) - 31
 
 
-@pytest.mark.parametrize(("together", "yields"), [(1, 1), (FEW_EVENTS, 1), (FEW_EVENTS + 1, 0)])
+@pytest.mark.parametrize(("together", "yields"), [(1, 1), (YIELD_EVENTS, 1), (YIELD_EVENTS + 1, 0)])
 def test_who_waits_for_a_first_token_of_few_gets_the_processor(
     together: int, yields: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

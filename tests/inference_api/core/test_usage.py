@@ -46,8 +46,8 @@ def test_acceptance_is_that_of_the_tokens_of_the_answer() -> None:
     timeline = Timeline(0.0, lambda gap_s: None)
     for now_s, num_tokens in ((1.0, 3), (2.0, 1), (3.0, 2)):
         timeline.tokens(now_s, num_tokens, batch_size=1)
-    timeline.drafted(4, 2)
-    timeline.drafted(2, 1)
+    timeline.depths.add(4, 2)
+    timeline.depths.add(2, 1)
     record = timeline.record(REQUEST, finish_reason="length")
     found = usage([record], [record])
     assert (found["acceptance_rate"], found["tokens_per_step"]) == (0.5, 2.0)

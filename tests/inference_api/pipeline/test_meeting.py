@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from inference_api.pipeline.meeting import COME, INVITATION, MAX_VISITORS, WORD, Neighbours, meet
+from inference_api.pipeline.meeting import GREETING, INVITATION, JOIN, MAX_PENDING, Neighbours, meet
 from inference_api.pipeline.ranks import RankSettings
 from lab.kit.servers import TIMEOUT_S, eventually
 from tests.ports import free_port
@@ -43,7 +43,7 @@ class Meeting:
         return visitor
 
     def come(self, rank: int, num_ranks: int = 3) -> socket.socket:
-        return self.visit(WORD.pack(COME, rank, num_ranks, 9))
+        return self.visit(GREETING.pack(JOIN, rank, num_ranks, 9))
 
     def is_whole(self) -> bool:
         """What each says to the next is what that hears from it."""
@@ -82,10 +82,10 @@ def test_ranks_find_their_neighbours_in_whatever_order_they_start(
 @pytest.mark.parametrize(
     "said",
     [
-        WORD.pack(b"x" * 16, 1, 3, 9),
-        WORD.pack(COME, 1, 4, 9),
-        WORD.pack(COME, 0, 3, 9),
-        WORD.pack(COME, 3, 3, 9),
+        GREETING.pack(b"x" * 16, 1, 3, 9),
+        GREETING.pack(JOIN, 1, 4, 9),
+        GREETING.pack(JOIN, 0, 3, 9),
+        GREETING.pack(JOIN, 3, 3, 9),
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
         bytes(1000),
     ],
@@ -100,7 +100,7 @@ def test_visitors_who_are_no_rank_are_shown_out(meeting: Meeting, said: bytes) -
 def test_silent_slow_and_hasty_visitors_hold_nobody_up(meeting: Meeting) -> None:
     meeting.start(0)
     meeting.visit()
-    slow = meeting.visit(WORD.pack(COME, 1, 3, 9)[:-1])
+    slow = meeting.visit(GREETING.pack(JOIN, 1, 3, 9)[:-1])
     meeting.visit(b"\0").close()
     meeting.start(1, 2)
     assert meeting.is_whole()
@@ -109,7 +109,7 @@ def test_silent_slow_and_hasty_visitors_hold_nobody_up(meeting: Meeting) -> None
 
 def test_of_many_silent_visitors_the_oldest_have_to_go(meeting: Meeting) -> None:
     meeting.start(0)
-    silent = [meeting.visit() for _ in range(MAX_VISITORS + 1)]
+    silent = [meeting.visit() for _ in range(MAX_PENDING + 1)]
     assert is_shown_out(silent[0])
     meeting.start(1, 2)
     assert meeting.is_whole()
@@ -144,14 +144,14 @@ def test_only_the_neighbour_of_this_meeting_is_let_in(meeting: Meeting) -> None:
     """Rank 1 is this test: it knows its neighbours' ports, and others try them first."""
     with socket.create_server(("127.0.0.1", 0)) as own:
         meeting.start(0)
-        place = meeting.visit(WORD.pack(COME, 1, 3, own.getsockname()[1]))
+        place = meeting.visit(GREETING.pack(JOIN, 1, 3, own.getsockname()[1]))
         meeting.start(2)
         _, name, host, port = INVITATION.unpack(place.recv(INVITATION.size, socket.MSG_WAITALL))
         address = host.rstrip(b"\0").decode(), port
         wrong = (
-            WORD.pack(bytes(16), 1, 3, 0),  # of an older meeting
-            WORD.pack(name, 0, 3, 0),
-            WORD.pack(COME, 1, 3, 9),
+            GREETING.pack(bytes(16), 1, 3, 0),  # of an older meeting
+            GREETING.pack(name, 0, 3, 0),
+            GREETING.pack(JOIN, 1, 3, 9),
             b"\n" * 100,
         )
         for said in wrong:
@@ -159,9 +159,9 @@ def test_only_the_neighbour_of_this_meeting_is_let_in(meeting: Meeting) -> None:
                 stranger.sendall(said)
                 assert is_shown_out(stranger)
         onward = socket.create_connection(address, TIMEOUT_S)
-        onward.sendall(WORD.pack(name, 1, 3, 0))
+        onward.sendall(GREETING.pack(name, 1, 3, 0))
         previous, _ = own.accept()
-        assert previous.recv(WORD.size, socket.MSG_WAITALL) == WORD.pack(name, 0, 3, 0)
+        assert previous.recv(GREETING.size, socket.MSG_WAITALL) == GREETING.pack(name, 0, 3, 0)
         done: Future[Neighbours] = Future()
         done.set_result((onward, previous))
         meeting.ranks[1] = done
@@ -174,12 +174,12 @@ def test_names_of_meetings_are_never_the_same(meeting: Meeting) -> None:
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(meet, ranks_of(meeting.port, 0, 2), TIMEOUT_S)
             with socket.create_server(("127.0.0.1", 0)) as own:
-                place = meeting.visit(WORD.pack(COME, 1, 2, own.getsockname()[1]))
+                place = meeting.visit(GREETING.pack(JOIN, 1, 2, own.getsockname()[1]))
                 _, name, _, port = INVITATION.unpack(
                     place.recv(INVITATION.size, socket.MSG_WAITALL)
                 )
                 with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as onward:
-                    onward.sendall(WORD.pack(name, 1, 2, 0))
+                    onward.sendall(GREETING.pack(name, 1, 2, 0))
                     for each in (*first.result(TIMEOUT_S), own.accept()[0]):
                         each.close()
             names.add(name)
@@ -197,7 +197,7 @@ def test_who_else_listens_at_the_meeting_place_is_no_rank(said: bytes) -> None:
             with suppress(TimeoutError):
                 visitor, _ = server.accept()
                 with visitor:
-                    visitor.recv(WORD.size, socket.MSG_WAITALL)
+                    visitor.recv(GREETING.size, socket.MSG_WAITALL)
                     visitor.sendall(said)
             server.settimeout(0.1)
         with pytest.raises(TimeoutError, match="rank 1 is not let in"):

@@ -29,7 +29,7 @@ def ask() -> Iterator[Ask]:
 
         def asked(pauses: Pauses, work: Callable[[], Any]) -> "Future[Any]":
             answer = requests.submit(pauses.do, work)
-            eventually(pauses._asked.full)
+            eventually(pauses._waiting.full)
             return answer
 
         yield asked

@@ -41,7 +41,7 @@ def refused(folder: Path, told: Sequence[Message]) -> str:
     runner = PipelineRunner(part_runners(folder, OPTIONS, local_ranks=1), (1, 1), join)
     runner.load()
     for message in told:
-        runner._current_ring.tell(message)
+        runner._current_ring.send(message)
     thread.join(60)
     runner.close()
     [fault] = faults

@@ -81,12 +81,12 @@ def test_silence_is_broken_in_time(tiny_model: Tiny, monkeypatch: pytest.MonkeyP
     runner.load()
     place_own_pages(runner)
     runner.step([RowStep(0, 0, [1, 2, 3])])
-    told_at_s = runner._current_ring.told_at_s
+    sent_at_s = runner._current_ring.sent_at_s
     assert not runner.idle()
-    assert runner._current_ring.told_at_s == told_at_s
-    runner._current_ring.told_at_s -= runner._current_ring.timeout_s
+    assert runner._current_ring.sent_at_s == sent_at_s
+    runner._current_ring.sent_at_s -= runner._current_ring.timeout_s
     assert not runner.idle()
-    assert runner._current_ring.told_at_s >= told_at_s
+    assert runner._current_ring.sent_at_s >= sent_at_s
     runner.close()
     runner.close()
 

@@ -35,8 +35,8 @@ from inference_api.pipeline.ranks import RankSettings
 from inference_api.pipeline.ring import Ring
 
 ring = Ring.join(RankSettings(rank=1, world_size=2, master_port=int(sys.argv[1])), 32, 60)
-while (message := ring.hear()).kind is not Kind.STOP:
-    ring.tell(message)
+while (message := ring.receive()).kind is not Kind.STOP:
+    ring.send(message)
     print(message.kind.name, flush=True)
 ring.settle()
 """
@@ -87,7 +87,7 @@ def frame(*numbers: int, rest: bytes = b"") -> bytes:
 
 def tell_for_ever(ring: Ring, message: Message) -> NoReturn:
     while True:
-        ring.tell(message)
+        ring.send(message)
 
 
 def test_message_comes_back_with_its_activations() -> None:
@@ -95,12 +95,12 @@ def test_message_comes_back_with_its_activations() -> None:
         for count, tokens in ((0, 0), (3, 1), (MAX_NUMBERS, PROMPT_TOKENS)):
             states = np.random.default_rng(tokens).standard_normal((tokens, HIDDEN), np.float32)
             told = Message(Kind.STEP, range(-1, count - 1), states if tokens else None)
-            ring.tell(told)
-            heard = ring.hear()
+            ring.send(told)
+            heard = ring.receive()
             assert (heard.kind, heard.numbers) == (Kind.STEP, list(range(-1, count - 1)))
             assert (heard.states is None) == (tokens == 0)
             assert heard.states is None or np.array_equal(heard.states, states)
-        ring.tell(Message(Kind.STOP))
+        ring.send(Message(Kind.STOP))
         assert process.wait(timeout=TIMEOUT_S) == 0
 
 
@@ -109,18 +109,18 @@ def test_neighbour_that_is_gone_is_known_at_once_and_another_takes_its_place() -
     with neighbour(port) as process, joined(port) as ring:
         process.kill()
         with pytest.raises(RingBroken, match="rank 0 lost its neighbour 1"):
-            ring.hear()
+            ring.receive()
     with neighbour(port), joined(port) as again:
-        again.tell(Message(Kind.PING))
-        assert again.hear().kind is Kind.PING
+        again.send(Message(Kind.PING))
+        assert again.receive().kind is Kind.PING
 
 
 def test_neighbour_that_hangs_is_given_up() -> None:
     with neighbour(port := free_port()) as process, joined(port, timeout_s=0.5) as ring:
         os.kill(process.pid, signal.SIGSTOP)
-        ring.tell(Message(Kind.PING))
+        ring.send(Message(Kind.PING))
         with pytest.raises(RingBroken, match=r"rank 0 lost its neighbour 1.*timed out"):
-            ring.hear()
+            ring.receive()
 
 
 def test_neighbour_that_drips_is_given_up(pair: Pair) -> None:
@@ -137,7 +137,7 @@ def test_neighbour_that_drips_is_given_up(pair: Pair) -> None:
     dripping = Thread(target=drip)
     dripping.start()
     with pytest.raises(RingBroken, match="timed out"):
-        ring.hear(timeout_s=0.1)
+        ring.receive(timeout_s=0.1)
     is_over.set()
     dripping.join(60)
 
@@ -152,8 +152,8 @@ def test_more_than_connections_hold_goes_round_while_nobody_hears() -> None:
     def work(rank: int) -> None:
         ring = Ring.join(RankSettings(rank=rank, world_size=2, master_port=port), hidden, 60.0)
         for number in range(num_messages):
-            ring.tell(Message(Kind.STEP, (number,), states))
-        heard[rank] = [ring.hear().numbers[0] for _ in range(num_messages)]
+            ring.send(Message(Kind.STEP, (number,), states))
+        heard[rank] = [ring.receive().numbers[0] for _ in range(num_messages)]
         ring.settle()
         ring.close()
 
@@ -181,7 +181,7 @@ def test_what_no_rank_says_is_refused(pair: Pair, said: bytes, fault: str) -> No
     ring, says, _ = pair
     says.sendall(said)
     with pytest.raises(BadMessage, match=fault):
-        ring.hear()
+        ring.receive()
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, HEAD.size - 1, HEAD.size, HEAD.size + 15])
@@ -190,7 +190,7 @@ def test_half_a_message_is_no_message(pair: Pair, num_bytes: int) -> None:
     says.sendall(frame(Kind.KEEP, 2, 0, rest=bytes(16))[:num_bytes])
     says.close()
     with pytest.raises(RingBroken, match=r"rank 1 lost its neighbour 0.* it has left"):
-        ring.hear()
+        ring.receive()
 
 
 def test_messages_may_come_in_any_pieces(pair: Pair) -> None:
@@ -198,14 +198,14 @@ def test_messages_may_come_in_any_pieces(pair: Pair) -> None:
     said = 3 * frame(Kind.KEEP, 2, 0, rest=bytes(16))
     for begin in range(0, len(said), 7):
         says.sendall(said[begin : begin + 7])
-    assert [ring.hear().kind for _ in range(3)] == [Kind.KEEP] * 3
+    assert [ring.receive().kind for _ in range(3)] == [Kind.KEEP] * 3
 
 
 def test_neighbour_that_leaves_behind_its_last_word_breaks_nothing(pair: Pair) -> None:
     ring, says, _ = pair
     says.sendall(frame(Kind.STOP, 0, 0))
     says.close()
-    assert ring.hear().kind is Kind.STOP
+    assert ring.receive().kind is Kind.STOP
 
 
 def test_next_neighbour_that_takes_nothing_is_given_up(pair: Pair) -> None:
@@ -215,9 +215,9 @@ def test_next_neighbour_that_takes_nothing_is_given_up(pair: Pair) -> None:
     states = np.zeros((PART_TOKENS, HIDDEN), np.float32)
     with suppress(RingBroken):  # known already, if this takes long
         for _ in range(2**26 // states.nbytes):  # more than the connection holds
-            ring.tell(Message(Kind.STEP, (), states))
+            ring.send(Message(Kind.STEP, (), states))
     with pytest.raises(RingBroken, match=r"rank 1 lost its neighbour 0.*timed out"):
-        ring.hear()
+        ring.receive()
     with pytest.raises(RingBroken, match=r"rank 1 lost its neighbour 0.*timed out"):
         ring.settle()
 

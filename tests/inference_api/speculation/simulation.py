@@ -72,7 +72,7 @@ class Fixed(DraftScheduler):
         return self
 
     def learn_turn(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
-        self.costs.learn_turn(step.contents, model_s, max(loop_s - self._asked.propose_s, 0.0))
+        self.costs.learn_turn(step.contents, model_s, max(loop_s - self._next.propose_s, 0.0))
 
 
 class Simulation:

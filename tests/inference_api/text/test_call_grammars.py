@@ -26,7 +26,7 @@ from inference_api.tools import dialects, formats
 from inference_api.tools.answers import Thought
 from inference_api.tools.dialects import Dialect
 from inference_api.tools.events import Mode, Tool, ToolUse
-from inference_api.tools.parts import WholeAnswer, whole
+from inference_api.tools.parts import WholeAnswer, whole_answer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -106,7 +106,7 @@ def drawn(
         pytest.fail("no end")
     reader = answer_reader(tokenizer, asked, [])
     events = [event for piece in [*pieces, text.finish()] for event in reader.push(piece)]
-    return whole([*events, *reader.finish()])
+    return whole_answer([*events, *reader.finish()])
 
 
 def check(answer: WholeAnswer) -> None:

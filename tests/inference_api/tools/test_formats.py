@@ -19,7 +19,7 @@ from inference_api.tools.events import (
     Event,
     Json,
 )
-from inference_api.tools.parts import WholeAnswer, whole
+from inference_api.tools.parts import WholeAnswer, whole_answer
 
 SCHEMAS: dict[str, Json] = {
     "look": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
@@ -43,7 +43,7 @@ def events_of(
 
 
 def read(dialect: Dialect, text: str) -> WholeAnswer:
-    return whole(events_of(dialect, [text]))
+    return whole_answer(events_of(dialect, [text]))
 
 
 def calls(dialect: Dialect, text: str) -> list[tuple[str, str]]:
@@ -262,9 +262,9 @@ def test_arguments_of_gemma_are_no_deeper_than_others() -> None:
 def test_gemma_calls_what_it_thinks_a_thought() -> None:
     thought = dialects.thought_of("<|channel>thought\n<channel|>")
     text = f"<|channel>thought\nHm.\n<channel|>Oslo. {GEMMA_CALL}"
-    answer = whole(events_of(dialects.GEMMA, [text], thought))
+    answer = whole_answer(events_of(dialects.GEMMA, [text], thought))
     assert (answer.thoughts, answer.text, len(answer.calls)) == ("Hm.", "Oslo.", 1)
-    begun = whole(events_of(dialects.GEMMA, ["Hm.<channel|>"], thought, is_thinking=True))
+    begun = whole_answer(events_of(dialects.GEMMA, ["Hm.<channel|>"], thought, is_thinking=True))
     assert (begun.thoughts, begun.text) == ("Hm.", "")
 
 
@@ -299,17 +299,17 @@ def test_bad_headers_of_harmony_lose_no_answer(text: str, answer: WholeAnswer) -
 
 def test_calls_count_only_after_the_thought() -> None:
     text = f"<think>\nI may {HERMES_CALL}.\n</think>\n\n{HERMES_CALL}"
-    answer = whole(events_of(dialects.HERMES, [text], THOUGHT))
+    answer = whole_answer(events_of(dialects.HERMES, [text], THOUGHT))
     assert answer.thoughts == f"I may {HERMES_CALL}."
     assert (answer.text, len(answer.calls)) == ("", 1)
 
 
 def test_a_thought_may_have_begun_in_the_prompt_and_may_not_end() -> None:
-    begun = whole(events_of(dialects.HERMES, ["Hm.</think>A"], THOUGHT, is_thinking=True))
+    begun = whole_answer(events_of(dialects.HERMES, ["Hm.</think>A"], THOUGHT, is_thinking=True))
     assert begun == WholeAnswer("A", "Hm.", ())
-    endless = whole(events_of(dialects.HERMES, ["<think>Hm. <tool_call>"], THOUGHT))
+    endless = whole_answer(events_of(dialects.HERMES, ["<think>Hm. <tool_call>"], THOUGHT))
     assert endless == WholeAnswer("", "Hm. <tool_call>", ())
-    none = whole(events_of(dialects.HERMES, ["  A</think>"], THOUGHT))
+    none = whole_answer(events_of(dialects.HERMES, ["  A</think>"], THOUGHT))
     assert none == WholeAnswer("  A</think>", "", ())
 
 
@@ -343,9 +343,9 @@ def test_any_pieces_of_a_text_are_the_same_answer(dialect: Dialect, data: st.Dat
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=12)))
     pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
     thought = data.draw(st.sampled_from([None, THOUGHT]))
-    at_once = whole(events_of(dialect, [text], thought))
-    assert whole(events_of(dialect, pieces, thought)) == at_once
-    assert whole(events_of(dialect, list(text), thought)) == at_once
+    at_once = whole_answer(events_of(dialect, [text], thought))
+    assert whole_answer(events_of(dialect, pieces, thought)) == at_once
+    assert whole_answer(events_of(dialect, list(text), thought)) == at_once
 
 
 @given(text=TEXTS)
@@ -365,4 +365,4 @@ def test_every_call_begins_once_and_ends(dialect: Dialect, text: str) -> None:
     assert not open_calls
     started = [event.index for event in events if isinstance(event, CallStart)]
     assert started == list(range(len(started)))
-    assert all(call.text for call in whole(events).calls)
+    assert all(call.text for call in whole_answer(events).calls)

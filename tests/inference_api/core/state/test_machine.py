@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from inference_api.core.state.prefixes import GONE, Node, encode
+from inference_api.core.state.prefixes import NO_PAGE, Node, encode
 from inference_api.core.state.row_pages import Reuse
 from inference_api.core.state.stored_pages import Disk
 from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeFolder, holders, make_pages
@@ -207,7 +207,7 @@ class Rows(RuleBasedStateMachine):
                     nodes.append((child, tokens))
                     end = len(child.tokens) // 4
                     assert end == PAGE_TOKENS or (self.reuse == "all" and not child.children)
-                    there = [page for page in child.pages if page != GONE]
+                    there = [page for page in child.pages if page != NO_PAGE]
                     assert there or child.children
                     found |= dict.fromkeys([*there, *child.state], child)
                     for page in child.state:
@@ -227,7 +227,7 @@ class Rows(RuleBasedStateMachine):
             for held in self.pages._rows.values()
             for table in held.tables
             for page in table
-            if page != GONE
+            if page != NO_PAGE
         )
         tables.update(self._read_ahead())
         for page in range(self.num_pages):
@@ -240,7 +240,7 @@ class Rows(RuleBasedStateMachine):
             for group, table in enumerate(held.tables):
                 placed = self.memory.groups.get((row, group), [])
                 assert len(placed) >= len(table)
-                assert all(page in (own, GONE) for own, page in zip(placed, table, strict=False))
+                assert all(page in (own, NO_PAGE) for own, page in zip(placed, table, strict=False))
 
     def teardown(self) -> None:
         for row in tuple(self.texts):
