@@ -31,7 +31,7 @@ MAX_ENTRIES = 100_000  # in a list or object; each may be a fault, which takes a
 class Reading(Enum):
     """How strictly a body is read. Given as the context of a validation."""
 
-    OURS = auto()  # unknown keys are refused
+    STRICT = auto()  # unknown keys are refused
     RECORD = auto()  # from a store: unknown keys are ignored, because another version may know them
     REFERENCE = auto()  # unknown keys are ignored; loads are refused where the reference does
 
@@ -74,10 +74,10 @@ class Body(BaseModel):
                     f"{key[:MAX_SHOWN]} has {len(entry)} entries; give {MAX_ENTRIES} or fewer"
                 )
         names = cls._names_by_lower
-        given = {key: entry for key, entry in value.items() if entry is not None}
+        entries = {key: entry for key, entry in value.items() if entry is not None}
         if info.context in (Reading.RECORD, Reading.REFERENCE):
-            given = {key: entry for key, entry in given.items() if key.lower() in names}
-        return {names.get(key.lower(), key): entry for key, entry in given.items()}
+            entries = {key: entry for key, entry in entries.items() if key.lower() in names}
+        return {names.get(key.lower(), key): entry for key, entry in entries.items()}
 
     def dump(self) -> dict[str, Any]:
         """Returns plain JSON values, without extensions that were not given."""
@@ -98,7 +98,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 MAX_DIGITS = 4000  # below Python's own limit of 4300
 
 
-def read(model: type[BodyT], value: object, reading: Reading = Reading.OURS) -> BodyT:
+def read(model: type[BodyT], value: object, reading: Reading = Reading.STRICT) -> BodyT:
     """Validates a decoded JSON value. Raises InvalidRequest with every fault and its path."""
     try:
         return model.model_validate(value, context=reading)

@@ -17,12 +17,12 @@ MAX_MEASURED, MAX_TOKENS = 1e15, 2**31 - 1
 MAX_COMPUTED = 1e35
 
 
-def _whole(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     """Rounds a mean, such as 998.7 from Prometheus, to a whole number."""
     return round(value) if isinstance(value, float) and math.isfinite(value) else value
 
 
-def _known(most: float, otherwise: float | None = None) -> BeforeValidator:
+def _within(most: float, otherwise: float | None = None) -> BeforeValidator:
     """Replaces NaN, and numbers beyond ±`most`, which no measurement gives, by `otherwise`."""
 
     def read(value: Any, info: ValidationInfo) -> Any:
@@ -32,8 +32,8 @@ def _known(most: float, otherwise: float | None = None) -> BeforeValidator:
     return BeforeValidator(read, json_schema_input_type=float | None)
 
 
-def _left_out(value: Any, info: ValidationInfo) -> Any:
-    is_unknown = info.context in (Reading.OURS, Reading.RECORD)
+def _zero_if_missing(value: Any, info: ValidationInfo) -> Any:
+    is_unknown = info.context in (Reading.STRICT, Reading.RECORD)
     return 0 if value is None and not is_unknown else value
 
 
@@ -41,20 +41,20 @@ MAX_SPREAD = 100
 Spread = Annotated[float, Field(ge=0, le=MAX_SPREAD)]  # variance over the mean squared
 Computed = Annotated[float, Field(ge=0, le=MAX_COMPUTED)]
 MeanTokens = Annotated[
-    int, Field(ge=0, le=MAX_TOKENS), BeforeValidator(_whole, json_schema_input_type=float)
+    int, Field(ge=0, le=MAX_TOKENS), BeforeValidator(_rounded, json_schema_input_type=float)
 ]
 # None if it is not known.
 Measured = Annotated[
-    Annotated[float, Field(ge=-MAX_MEASURED, le=MAX_MEASURED)] | None, _known(MAX_MEASURED)
+    Annotated[float, Field(ge=-MAX_MEASURED, le=MAX_MEASURED)] | None, _within(MAX_MEASURED)
 ]
-MeasuredLatency = Annotated[Computed, _known(MAX_COMPUTED, otherwise=0.0)]
+MeasuredLatency = Annotated[Computed, _within(MAX_COMPUTED, otherwise=0.0)]
 # A missing figure is 0 for `Reading.REFERENCE` and in loads made here; otherwise it is unknown.
-LoadRate = Annotated[Measured, BeforeValidator(_left_out)]
+LoadRate = Annotated[Measured, BeforeValidator(_zero_if_missing)]
 LoadTokens = Annotated[
     Annotated[int, Field(ge=-MAX_TOKENS, le=MAX_TOKENS)] | None,
-    BeforeValidator(_whole),
-    _known(MAX_TOKENS),
-    BeforeValidator(_left_out),
+    BeforeValidator(_rounded),
+    _within(MAX_TOKENS),
+    BeforeValidator(_zero_if_missing),
 ]
 
 
@@ -66,7 +66,7 @@ class LoadSpec(Body, validate_default=True):
     known_out_tokens: LoadTokens = Field(default=None, alias="avgOutTokens")
     throughput: Measured = None  # newer reference: what was served; not used
     # Extension; absent = 1. Used with a service curve.
-    out_tokens_scv: Annotated[Spread | None, _known(MAX_SPREAD)] = None
+    out_tokens_scv: Annotated[Spread | None, _within(MAX_SPREAD)] = None
 
     @property
     def arrival_rate(self) -> float:

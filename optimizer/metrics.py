@@ -58,14 +58,14 @@ _GAUGES: Mapping[str, tuple[str, Callable[[_Replicas], float | None]]] = {
 def _family(prefix: str, name: str, labels: Labels, replicas: _Labelled) -> GaugeMetricFamily:
     text, value = _GAUGES[name]
     family = GaugeMetricFamily(f"{prefix}_{name}", text, labels=labels)
-    for each, found in replicas:
-        if (figure := value(found)) is not None:
-            family.add_metric(each, figure)
+    for values, replica_counts in replicas:
+        if (figure := value(replica_counts)) is not None:
+            family.add_metric(values, figure)
     return family
 
 
-def _families(own: _Labelled, variants: _Labelled) -> Iterator[GaugeMetricFamily]:
-    yield _family("optimizer", "desired_replicas", ("server", "accelerator"), own)
+def _families(pairs: _Labelled, variants: _Labelled) -> Iterator[GaugeMetricFamily]:
+    yield _family("optimizer", "desired_replicas", ("server", "accelerator"), pairs)
     for prefix in PREFIXES:
         for name in _GAUGES:
             yield _family(prefix, name, VARIANT_LABELS, variants)
@@ -89,7 +89,7 @@ class ReplicaGauges(Collector):
             (server, accelerator): _Replicas(0, 0 if _is_decided(state, server) else None)
             for server, accelerator in self._remember(replicas)
         }
-        variants = {self._variant(*pair): found for pair, found in replicas.items()}
+        variants = {self._variant(*pair): counts for pair, counts in replicas.items()}
         yield from _families(replicas.items(), variants.items())
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
@@ -123,8 +123,8 @@ def _replicas(state: SystemState) -> Iterator[tuple[Pair, _Replicas]]:
         if is_decided and not accelerators:  # scaled to zero, and nothing runs
             accelerators = [server.current_alloc.accelerator]
         for accelerator in accelerators:
-            wanted = desired[accelerator] if is_decided else None
-            yield (name, accelerator), _Replicas(current[accelerator], wanted)
+            desired_replicas = desired[accelerator] if is_decided else None
+            yield (name, accelerator), _Replicas(current[accelerator], desired_replicas)
 
 
 def _by_accelerator(allocation: AllocationData) -> Counter[str]:

@@ -5,6 +5,7 @@ Pure, except for the sizing cache it is given: any thread.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -14,10 +15,10 @@ from optimizer.candidates.allocation import Offers, offers
 from optimizer.candidates.replicas import SizingCache
 from optimizer.model.queueing import Performance
 from optimizer.solver import Candidate, Problem, Scarcity, Solution, Solver, SolverChoice
-from optimizer.solver.greedy import GreedySolver
-from optimizer.solver.prices import PriceSolver
+from optimizer.solver.greedy import solve_greedily
+from optimizer.solver.prices import solve_by_prices
 from optimizer.solver.saturation import Stock
-from optimizer.solver.unlimited import UnlimitedSolver
+from optimizer.solver.unlimited import solve_unlimited
 from optimizer.spec import OptimizerSpec
 from optimizer.stabilize import Stability, stabilize
 from optimizer.system import System
@@ -43,10 +44,10 @@ def optimize(
 ) -> Answer:
     """Returns the allocation of every server that can have one, and reasons for the others."""
     offered = offers(system, options.cache)
-    held = {name: fault.stays for name, fault in offered.load_faults.items() if fault.stays}
+    held = {name: fault.running for name, fault in offered.load_faults.items() if fault.running}
     left = Stock(system.capacities, chain.from_iterable(held.values())).cards
     cards = {card_type: max(count, 0) for card_type, count in left.items()}
-    solution = choose_solver(flags, options).solve(Problem(offered.contenders, cards))
+    solution = choose_solver(flags, options)(Problem(offered.contenders, cards))
     solution = replace(solution, choices={**solution.choices, **held})
     solution, kept = stabilize(system, offered, solution, flags, stability)
     allocations = dict(_allocations(system, offered, solution))
@@ -69,18 +70,18 @@ def choose_solver(flags: OptimizerSpec, options: SolveOptions) -> Solver:
     reference, and `milpSolver` overrides `priceSolver`."""
     scarcity = Scarcity(flags.saturation_policy, flags.delayed_best_effort)
     if flags.unlimited:
-        return UnlimitedSolver()
+        return solve_unlimited
     if flags.milp_solver:
         # scipy.optimize is slow to import, so it is imported only for this solver.
-        from optimizer.solver.milp import MilpOptions, MilpSolver
+        from optimizer.solver.milp import MilpOptions, solve_milp
 
         limits = MilpOptions(
             flags.heterogeneous, options.milp_time_limit_s, options.milp_relative_gap
         )
-        return MilpSolver(limits, scarcity)
+        return partial(solve_milp, scarcity=scarcity, options=limits)
     if flags.price_solver:
-        return PriceSolver(scarcity)
-    return GreedySolver(scarcity)
+        return partial(solve_by_prices, scarcity=scarcity)
+    return partial(solve_greedily, scarcity=scarcity)
 
 
 def _notes(flags: OptimizerSpec, solution: Solution, stability: Stability) -> Iterable[str]:

@@ -88,33 +88,33 @@ def main(
     trace: Path | None,
     peak_s: float,
     as_json: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Say how many accelerators MODEL needs at a rate and service levels, and at what cost.
 
     Speeds are fitted to published measurements or estimated from datasheets, with their errors;
     what you measured replaces them.
     """
-    if (asked["rate"] is None) == (trace is None):
+    if (options["rate"] is None) == (trace is None):
         raise click.UsageError("Give either --rate or --trace.")
     try:
-        cache, told, more = SizingCache(), list[str](), dict[str, Any]()
+        cache, trace_text, extra = SizingCache(), list[str](), dict[str, Any]()
         if trace is None:
-            answer = how_many(_query(accelerators, prices, perfs, asked), cache)
+            answer = how_many(_query(accelerators, prices, perfs, options), cache)
         else:
             requests = read_trace(trace, peak_s)
             peaks = requests.peaks(peak_s)
             answers = []
             for peak in peaks:
-                asked["rate"] = peak["arrivalRate"] / 60
-                asked["input_tokens"] = peak["avgInTokens"]
-                asked["output_tokens"] = max(peak["avgOutTokens"], 1.0)
-                answers.append(how_many(_query(accelerators, prices, perfs, asked), cache))
-            answer, more = at_all_peaks(answers), {"peaks": peaks}
-            told = [*trace_lines(requests.arrival_s, peak_s, peaks), ""]
+                options["rate"] = peak["arrivalRate"] / 60
+                options["input_tokens"] = peak["avgInTokens"]
+                options["output_tokens"] = max(peak["avgOutTokens"], 1.0)
+                answers.append(how_many(_query(accelerators, prices, perfs, options), cache))
+            answer, extra = at_all_peaks(answers), {"peaks": peaks}
+            trace_text = [*trace_lines(requests.arrival_s, peak_s, peaks), ""]
     except InvalidRequest as error:
         raise click.ClickException(str(error)) from error
-    click.echo(encode(more | answer) if as_json else "\n".join([*told, *lines(answer)]))
+    click.echo(encode(extra | answer) if as_json else "\n".join([*trace_text, *lines(answer)]))
     if not answer["choices"]:
         raise SystemExit(1)
 
@@ -144,25 +144,25 @@ def trace_lines(arrival_s: FloatArray, peak_s: float, peaks: Iterable[Peak]) -> 
 
 
 def _query(
-    accelerators: Sequence[str], prices: Path | None, perfs: Sequence[Path], asked: dict[str, Any]
+    accelerators: Sequence[str], prices: Path | None, perfs: Sequence[Path], options: dict[str, Any]
 ) -> HowManyQuery:
     """Raises InvalidRequest."""
-    given = {
-        "model": asked["model"],
-        "arrivalRate": 60 * asked["rate"],
-        "slo-ttft": asked["ttft"],
-        "slo-itl": asked["itl"],
-        "avgInTokens": asked["input_tokens"],
-        "avgOutTokens": asked["output_tokens"],
-        "precision": asked["precision"],
-        "maxCards": asked["max_cards"],
+    query = {
+        "model": options["model"],
+        "arrivalRate": 60 * options["rate"],
+        "slo-ttft": options["ttft"],
+        "slo-itl": options["itl"],
+        "avgInTokens": options["input_tokens"],
+        "avgOutTokens": options["output_tokens"],
+        "precision": options["precision"],
+        "maxCards": options["max_cards"],
         "accelerators": list(accelerators),
         "prices": _prices(prices) if prices else {},
         "measured": [
-            perf for path in perfs for perf in _measured(path, asked["model"], accelerators)
+            perf for path in perfs for perf in _measured(path, options["model"], accelerators)
         ],
     }
-    return read(HowManyQuery, given)
+    return read(HowManyQuery, query)
 
 
 def _prices(path: Path) -> dict[str, float]:
@@ -182,14 +182,14 @@ def _measured(path: Path, model: str, accelerators: Sequence[str]) -> Iterable[A
     value = _content(path)
     if isinstance(value, dict) and isinstance(value.get("models"), list):
         return list(value["models"])
-    said = _step_costs(value)
-    if said is None:
+    costs = _step_costs(value)
+    if costs is None:
         raise file_fault(
             path, "it has neither `models`, as perf.json has, nor `decode_ms`, as GET /speed"
         )
     if len(accelerators) != 1:
         raise file_fault(path, "step costs do not say of what: name it with one --accelerator")
-    return [{"name": model, "acc": accelerators[0], "serviceCurve": _curve(path, said)}]
+    return [{"name": model, "acc": accelerators[0], "serviceCurve": _curve(path, costs)}]
 
 
 def _step_costs(value: Any) -> dict[str, Any] | None:
@@ -199,11 +199,11 @@ def _step_costs(value: Any) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and "decode_ms" in value else None
 
 
-def _curve(path: Path, said: dict[str, Any]) -> dict[str, Any]:
+def _curve(path: Path, costs: dict[str, Any]) -> dict[str, Any]:
     """Returns a service curve with distinct whole numbers of rows, and times that never fall."""
     try:
         points = {
-            name: {max(round(row), 1): (float(ms), float(error)) for row, ms, error in said[name]}
+            name: {max(round(row), 1): (float(ms), float(error)) for row, ms, error in costs[name]}
             for name in ("decode_ms", "prefill_ms_per_token")
         }
         decode = sorted(points["decode_ms"].items())
@@ -214,8 +214,8 @@ def _curve(path: Path, said: dict[str, Any]) -> dict[str, Any]:
         ) from error
     return {
         "decodeMs": [
-            {"rows": rows, "ms": ms, "standardError": given[1]}
-            for (rows, given), ms in zip(decode, rising, strict=True)
+            {"rows": rows, "ms": ms, "standardError": measured[1]}
+            for (rows, measured), ms in zip(decode, rising, strict=True)
         ],
         "promptTokenMs": [
             {"rows": rows, "ms": ms, "standardError": error}

@@ -246,8 +246,8 @@ class AllocationData(AllocationPart):
 
     def each_part(self) -> list[AllocationPart]:
         """Returns its parts, or itself as the only part; empty if nothing runs."""
-        every: list[AllocationPart] = list(self.parts) if self.parts else [self]
-        return [part for part in every if part.accelerator and part.num_replicas]
+        parts: list[AllocationPart] = list(self.parts) if self.parts else [self]
+        return [part for part in parts if part.accelerator and part.num_replicas]
 
     def shape(self) -> list[tuple[str, int]]:
         """Returns the accelerators and replicas that run."""

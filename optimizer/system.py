@@ -64,12 +64,13 @@ class System:
             service_class_data=ServiceClassData(service_classes=in_order(self.classes)),
             server_data=ServerData(servers=in_order(self.servers)),
             optimizer_data=OptimizerData(optimizer=self.optimizer),
-            capacity_data=self.capacity_data(),
+            capacity_data=CapacityData(
+                count=[
+                    CapacitySpec(type=name, count=count)
+                    for name, count in sorted(self.capacities.items())
+                ]
+            ),
         )
-
-    def capacity_data(self) -> CapacityData:
-        counts = sorted(self.capacities.items())
-        return CapacityData(count=[CapacitySpec(type=t, count=n) for t, n in counts])
 
     def targets(self) -> Targets:
         """Returns the targets of all classes; later duplicates replace earlier ones."""
@@ -146,9 +147,9 @@ class System:
 
     def without_target(self, class_name: str, model: str) -> "System":
         self.target_of(class_name, model)
-        known = self.classes[class_name]
-        rest = [target for target in known.model_targets if target.model != model]
-        return self.with_classes([known.model_copy(update={"model_targets": rest})])
+        service_class = self.classes[class_name]
+        rest = [target for target in service_class.model_targets if target.model != model]
+        return self.with_classes([service_class.model_copy(update={"model_targets": rest})])
 
 
 def in_order(mapping: Mapping[str, T]) -> list[T]:

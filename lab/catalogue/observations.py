@@ -7,7 +7,7 @@ from typing import Annotated, Self
 import yaml
 from pydantic import Field, model_validator
 
-from optimizer.catalogue.facts import AnyPrecision, Positive, Source, Whole, shipped_facts
+from optimizer.catalogue.facts import AnyPrecision, Positive, Size, Source, shipped_facts
 from optimizer.inferno_json import Body, read
 from optimizer.spec import Name, Text
 
@@ -41,7 +41,7 @@ class Observation(Body):
 
     model: Name
     accelerator: Name
-    cards: Whole = 1
+    cards: Size = 1
     precision: AnyPrecision
     cache_bits: Annotated[int, Field(ge=4, le=32)] = 16
     engine: Name

@@ -86,6 +86,7 @@ def _replica(perf: Mapping[str, Any], shape: tuple[int, int]) -> CurveReplica:
         "avgInTokens": shape[0],
         "avgOutTokens": shape[1],
     }
-    replica = read(SizeQuery, asked).table(System(), (0.0, 0.0, 0.0)).curve_replica(0)
+    query = read(SizeQuery, asked)
+    replica = query.table(query.perf(System())).curve_replica(0)
     assert replica is not None  # a curve was given
     return replica

@@ -23,7 +23,7 @@ from optimizer.candidates.pairs import (
     size_pairs,
 )
 from optimizer.candidates.replicas import SizingCache
-from optimizer.model.curve_rates import Shape, saturated_rates, state_rates
+from optimizer.model.curve_rates import Shape, all_rates
 from optimizer.model.queueing import MAX_BATCH
 from optimizer.solver import MOVE_PENALTY, Candidate, Contender
 from optimizer.spec import ServerSpec
@@ -55,7 +55,7 @@ def offers(system: System, cache: SizingCache) -> Offers:
     for name, server in system.servers.items():
         if name not in faults:
             items[name] = eligible(system, server, targets)
-        elif not faults[name].stays:
+        elif not faults[name].running:
             kept = server.model_copy(update={"keep_accelerator": True})
             items[name] = eligible(system, kept, targets)
     check_pairs([item for item in items.values() if isinstance(item, Eligible)], options)
@@ -161,10 +161,10 @@ def idle_candidate(server: ServerSpec, option: Option, replicas: int) -> Candida
     if perf.service_curve is not None:
         curve, load = step_curve(perf.service_curve), server.current_alloc.load
         shape = Shape(load.avg_in_tokens, max(load.avg_out_tokens, 1))
-        alone = state_rates(curve, shape, 1)
-        itl_ms = float(alone.decode_ms[0])
-        ttft_ms = float(alone.own_ms[0]) + float(curve.overhead.at(np.ones(1))[0])
-        service_ms = batch / float(saturated_rates(curve, shape, max(batch, 1)).rate_per_ms[0])
+        rates, saturated = all_rates(curve, shape, max(batch, 1))
+        itl_ms = float(rates.decode_ms[0])
+        ttft_ms = float(rates.first_token_ms[0]) + float(curve.overhead.at(np.ones(1))[0])
+        service_ms = batch / float(saturated.rate_per_ms[0])
     elif perf.uses_iterations and perf.perf_parms is not None:
         itl_ms = perf.perf_parms.alpha + perf.perf_parms.beta
         ttft_ms = itl_ms + perf.perf_parms.gamma * batch

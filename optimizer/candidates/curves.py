@@ -38,20 +38,22 @@ def curves_of(perfs: Iterable[PerfData]) -> Curves:
 
 def scaled(perf: PerfData, decode: float, prefill: float) -> PerfData:
     """Returns the data with decode times multiplied by `decode`, and prefill times by `prefill`."""
-    own, first, both = perf.decode_parms, perf.prefill_parms, perf.perf_parms
+    decode_parms, prefill_parms, perf_parms = perf.decode_parms, perf.prefill_parms, perf.perf_parms
     return perf.model_copy(
         update={
             "decode_parms": DecodeParms.model_construct(
-                alpha=own.alpha * decode, beta=own.beta * decode
+                alpha=decode_parms.alpha * decode, beta=decode_parms.beta * decode
             ),
             "prefill_parms": PrefillParms.model_construct(
-                gamma=first.gamma * prefill, delta=first.delta * prefill
+                gamma=prefill_parms.gamma * prefill, delta=prefill_parms.delta * prefill
             ),
             "service_curve": perf.service_curve
             and _scaled_curve(perf.service_curve, decode, prefill),
-            "perf_parms": both
+            "perf_parms": perf_parms
             and PerfParms.model_construct(
-                alpha=both.alpha * decode, beta=both.beta * decode, gamma=both.gamma * decode
+                alpha=perf_parms.alpha * decode,
+                beta=perf_parms.beta * decode,
+                gamma=perf_parms.gamma * decode,
             ),
         }
     )
@@ -74,16 +76,16 @@ def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> Service
     )
 
 
-def step_curve(given: ServiceCurve) -> StepCurve:
+def step_curve(curve: ServiceCurve) -> StepCurve:
     """Returns a measured curve as the model uses it."""
     return StepCurve(
-        decode=_points(given.decode_ms),
-        prompt_token=_points(given.prompt_token_ms),
-        chunk_tokens=float(given.chunk_tokens or NO_LIMIT),
-        budget_tokens=float(given.budget_tokens or NO_LIMIT),
-        overhead=_points(given.overhead_ms) if given.overhead_ms else NO_OVERHEAD,
-        handling_ms=given.handling_ms,
-        speed_error=given.speed_error,
+        decode=_points(curve.decode_ms),
+        prompt_token=_points(curve.prompt_token_ms),
+        chunk_tokens=float(curve.chunk_tokens or NO_LIMIT),
+        budget_tokens=float(curve.budget_tokens or NO_LIMIT),
+        overhead=_points(curve.overhead_ms) if curve.overhead_ms else NO_OVERHEAD,
+        handling_ms=curve.handling_ms,
+        speed_error=curve.speed_error,
     )
 
 

@@ -19,19 +19,19 @@ class LoadFault:
     """The fault of a load, and the running replicas that stay."""
 
     message: str
-    stays: tuple[SolverChoice, ...]
+    running: tuple[SolverChoice, ...]
 
 
 def load_fault(system: System, server: ServerSpec) -> LoadFault | None:
     load = server.current_alloc.load
-    stays = tuple(_within_maximum(system, server))
-    if sum(choice.replicas for choice in stays) < server.min_num_replicas:
-        stays = ()
-    if stays and (refusal := negative_load(load)):
-        return LoadFault(f"{refusal.message}; what runs stays", stays)
+    running = tuple(_within_maximum(system, server))
+    if sum(choice.replicas for choice in running) < server.min_num_replicas:
+        running = ()
+    if running and (refusal := negative_load(load)):
+        return LoadFault(f"{refusal.message}; what runs stays", running)
     if missing := _missing(load):
-        done = "what runs stays" if stays else "planned as 0"
-        return LoadFault(f"load: {missing} is not known; {done}", stays)
+        remedy = "what runs stays" if running else "planned as 0"
+        return LoadFault(f"load: {missing} is not known; {remedy}", running)
     return None
 
 
@@ -50,11 +50,13 @@ def _within_maximum(system: System, server: ServerSpec) -> Iterator[SolverChoice
     for part in server.current_alloc.each_part():
         replicas = part.num_replicas if left is None else min(part.num_replicas, left)
         if replicas:
-            yield SolverChoice(_as_it_runs(system, server.model, part, replicas), replicas)
+            yield SolverChoice(_running_candidate(system, server.model, part, replicas), replicas)
         left = None if left is None else left - replicas
 
 
-def _as_it_runs(system: System, model: str, part: AllocationPart, replicas: int) -> Candidate:
+def _running_candidate(
+    system: System, model: str, part: AllocationPart, replicas: int
+) -> Candidate:
     """Returns a running part as a candidate, with its measured figures and the current price."""
     card_type, cards, unit_cost = system.unit(model, part.accelerator)
     if part.accelerator not in system.accelerators:

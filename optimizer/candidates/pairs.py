@@ -102,8 +102,8 @@ class PairTable:
 def size_pairs(servers: Sequence[Eligible], options: OptionTable, cache: SizingCache) -> PairTable:
     """Returns the table for servers that all have traffic."""
     numbers = [options.of_server(item.server) for item in servers]
-    server = np.repeat(np.arange(len(servers)), [len(some) for some in numbers])
-    option = np.array([number for some in numbers for number in some], dtype=np.int64)
+    server = np.repeat(np.arange(len(servers)), [len(of_server) for of_server in numbers])
+    option = np.array([number for of_server in numbers for number in of_server], dtype=np.int64)
     work = RequestTable.from_rows([workload_row(item) for item in servers])
     replica = ReplicaTable.of(options.speeds.take(option), work.take(server))
     is_valid = replica.is_valid()

@@ -15,7 +15,7 @@ from optimizer.model.curve_chain import CurveModel, CurveReplica
 from optimizer.model.curve_rates import Shape
 from optimizer.model.latency import SHARED, Columns, IterationModel, LatencyModel, PhaseModel
 from optimizer.model.queueing import MAX_BATCH, OwnChain, Performance, Replica, analyze
-from optimizer.model.sizing import Sizing, Targets, size
+from optimizer.model.sizing import Sizing, size
 from optimizer.spec import PerfData
 
 QUEUE_PER_BATCH = 10  # places to wait for each place in service, without maxQueueSize
@@ -129,8 +129,8 @@ class ReplicaTable(RequestTable):
         """Returns the highest rates of every replica. All must be valid."""
         found = Sizing.zeros(len(self))
         for rows, replica in self._by_model():
-            targets = Targets(self.ttft_ms[rows], self.itl_ms[rows], self.tps[rows])
-            found.put(rows, size(replica, targets))
+            targets = self.ttft_ms[rows], self.itl_ms[rows], self.tps[rows]
+            found.put(rows, size(replica, *targets))
         return found
 
     def curve_replica(self, row: int) -> CurveReplica | None:
@@ -151,12 +151,9 @@ class ReplicaTable(RequestTable):
         for kind in Kind:
             rows = np.flatnonzero(kinds == kind)
             if rows.size:
-                yield rows, self.take(rows)._replica(kind)
-
-    def _replica(self, kind: Kind) -> Replica:
-        return Replica(
-            self._model(kind), self.max_batch.astype(np.int64), self.max_queue.astype(np.int64)
-        )
+                part = self.take(rows)
+                batch, queue = part.max_batch.astype(np.int64), part.max_queue.astype(np.int64)
+                yield rows, Replica(part._model(kind), batch, queue)
 
     def _model(self, kind: Kind) -> LatencyModel | OwnChain:
         parameters = (self.alpha_ms, self.beta_ms, self.gamma_ms)

@@ -33,7 +33,7 @@ class Precision(StrEnum):
 
 AnyPrecision = Annotated[Precision, Field(strict=False)]
 Positive = Annotated[float, Field(gt=0, le=1e15)]
-Whole = Annotated[int, Field(ge=1, le=10**7)]
+Size = Annotated[int, Field(ge=1, le=10**7)]
 Source = Annotated[str, Field(pattern="^https://", max_length=500)]
 Aliases = Annotated[list[Name], Field(max_length=50)]
 
@@ -42,8 +42,8 @@ class Experts(Body):
     """`parameters` of all experts together; `count` of them in a layer, `active` for a token."""
 
     parameters: Positive
-    count: Whole
-    active: Whole
+    count: Size
+    active: Size
 
 
 class ModelFacts(Body):
@@ -54,17 +54,17 @@ class ModelFacts(Body):
     parameters: Positive
     vocabulary_parameters: Positive  # parameters of one matrix
     tied: bool = False  # whether input and output matrix are the same
-    layers: Whole
-    width: Whole
-    kv_heads: Whole
-    head_size: Whole
+    layers: Size
+    width: Size
+    kv_heads: Size
+    head_size: Size
     window_layers: Count = 0
     window_tokens: Count = 0
-    window_kv_heads: Whole | None = None  # None: as in other layers
-    window_head_size: Whole | None = None
+    window_kv_heads: Size | None = None  # None: as in other layers
+    window_head_size: Size | None = None
     state_layers: Count = 0  # recurrent layers, with a state of fixed size for each row
     state_bytes: Annotated[int, Field(ge=0, le=10**12)] = 0  # size of this state in one layer
-    context: Whole
+    context: Size
     experts: Experts | None = None
     published: AnyPrecision
     twin_of: Text | None = None
@@ -133,10 +133,10 @@ class Facts:
 def _entry(path: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     names = {entry.name.lower(): entry for entry in entries.values()}
     names |= {alias.lower(): entry for entry in entries.values() for alias in entry.aliases}
-    wanted = name.strip().lower()
-    if wanted in names:
-        return names[wanted]
-    near = get_close_matches(wanted[:200], names, n=2 * NEAREST, cutoff=0.3)
+    wanted_name = name.strip().lower()
+    if wanted_name in names:
+        return names[wanted_name]
+    near = get_close_matches(wanted_name[:200], names, n=2 * NEAREST, cutoff=0.3)
     offered = list(dict.fromkeys(names[each].name for each in near))[:NEAREST] or sorted(entries)
     raise InvalidRequest(
         [Fault(path, f"{name[:200]!r} is not in the catalogue; nearest: {', '.join(offered)}")]

@@ -68,9 +68,9 @@ class Machine:
         width = model.kv_heads * model.head_size
         near_kv_heads = model.window_kv_heads or model.kv_heads
         near_width = near_kv_heads * (model.window_head_size or model.head_size)
-        kept = (model.layers - model.window_layers - model.state_layers) * width * tokens
-        kept += model.window_layers * near_width * min(tokens, model.window_tokens)
-        return 2 * kept * self.cache_bits / 8 + model.state_layers * model.state_bytes
+        values = (model.layers - model.window_layers - model.state_layers) * width * tokens
+        values += model.window_layers * near_width * min(tokens, model.window_tokens)
+        return 2 * values * self.cache_bits / 8 + model.state_layers * model.state_bytes
 
     def rows_that_fit(self, tokens: float) -> int:
         """Returns how many rows of `tokens` tokens fit into memory besides the weights."""

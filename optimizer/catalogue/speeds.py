@@ -43,8 +43,10 @@ class Speed:
         while True:
             rows = min(rows, self.rows)
             if curve is not None:
-                known = [point.rows for point in curve.decode_ms]
-                step_ms = float(np.interp(rows, known, [point.ms for point in curve.decode_ms]))
+                measured_rows = [point.rows for point in curve.decode_ms]
+                step_ms = float(
+                    np.interp(rows, measured_rows, [point.ms for point in curve.decode_ms])
+                )
                 token_ms = curve.prompt_token_ms[0].ms
             else:
                 iterates = self.perf.perf_parms if self.perf.uses_iterations else None
@@ -75,8 +77,8 @@ def published_speed(
         return Speed(machine, perf, "estimated", estimated, rows)
     is_unseen = fit.prompts_error > UNSEEN * estimated
     error = estimated if is_unseen else fit.error_beside(estimated)
-    of = (tuple(fit.sources), tuple(fit.engines), fit.num_points, is_unseen)
-    return Speed(machine, perf, "fitted", error, rows, *of)
+    origin = (tuple(fit.sources), tuple(fit.engines), fit.num_points, is_unseen)
+    return Speed(machine, perf, "fitted", error, rows, *origin)
 
 
 def _curve(
@@ -114,10 +116,10 @@ def measured_speed(
     rows = perf.max_batch_size or min(machine.rows_that_fit(in_tokens + out_tokens), most)
     named = {"name": machine.model.name, "acc": name, "acc_count": 0}
     perf = perf.model_copy(update=named | {"max_batch_size": max(rows, 1), "at_tokens": out_tokens})
-    return Speed(machine, perf, "measured", _own_error(perf), max(rows, 1))
+    return Speed(machine, perf, "measured", _stated_error(perf), max(rows, 1))
 
 
-def _own_error(perf: PerfData) -> float:
+def _stated_error(perf: PerfData) -> float:
     """Returns the relative error that measured data states; 0 if it states none."""
     if perf.service_curve is not None:
         first = perf.service_curve.decode_ms[0]

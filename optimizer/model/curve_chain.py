@@ -53,7 +53,6 @@ class Solved(NamedTuple):
     service_ms: float
     wait_ms: float
     in_service: float
-    prefill_ms: float
     itl_ms: float
     ttft_ms: float
     utilization: float
@@ -115,7 +114,7 @@ class CurveReplica:
                 "prompts take {:.0%} of steps' room",
             ),
             (
-                top.own_ms[0] / max(answer_ms, 1e-300),
+                top.first_token_ms[0] / max(answer_ms, 1e-300),
                 MAX_PREFILL,
                 "prefill takes {:.0%} of the time of an answer",
             ),
@@ -164,7 +163,6 @@ class CurveReplica:
             service_ms=service_ms,
             wait_ms=wait_ms,
             in_service=in_service,
-            prefill_ms=prefill_ms,
             itl_ms=itl_ms,
             ttft_ms=wait_ms + prefill_ms + overhead_ms + self._handling_wait_ms(rate_per_ms),
             utilization=min(in_service / rows, 1.0),
@@ -209,10 +207,10 @@ class CurveReplica:
         """Returns the mean queue relative to exponential service; 0.5 for equal answers."""
         top, rows = self.saturated, self.max_batch
         # The answer's length decides only a part of the service time, and of the server's work.
-        of_work = 1 - float(top.prompt_ms[0] * top.rate_per_ms[0])
+        answer_share = 1 - float(top.prompt_ms[0] * top.rate_per_ms[0])
         held_ms = rows / self.max_rate_per_ms
         prefill_ms = float(self._prefill_ms(self.max_rate_per_ms)[-1])
-        share = max(min(of_work, 1 - prefill_ms / held_ms), 0.0)
+        share = max(min(answer_share, 1 - prefill_ms / held_ms), 0.0)
         scv = self.out_scv * share**2
         load = min(max(load, 1e-3), 0.999)
         crowd = (rows - 1) * (math.sqrt(4 + 5 * rows) - 2) / (16 * rows * load)
@@ -230,15 +228,15 @@ class CurveReplica:
         """
         rates, top = self.rates, self.saturated
         residual_ms = np.concatenate(([0.0], rates.residual_ms))  # per number of requests met
-        came = rates.rate_per_ms * residual_ms[:-1]
-        beside = rate_per_ms * residual_ms[:-1] + np.concatenate(([0.0], came[:-1]))
+        arrived = rates.rate_per_ms * residual_ms[:-1]
+        beside = rate_per_ms * residual_ms[:-1] + np.concatenate(([0.0], arrived[:-1]))
         fits = np.maximum(1 / np.maximum(rates.steps, 1e-12) - 1, 0.0)
         shared_ms = rates.prompt_ms * np.minimum(beside, fits) * (rates.turn_ms == 0)
         busy = np.minimum(rate_per_ms * np.append(rates.claim_ms, top.claim_ms), MOST_BUSY)
         waited_ms = np.append(rates.turn_ms, top.turn_ms) * busy / (2 * (1 - busy))
         waited_ms[0] = 0.0  # this request meets no other
-        own_ms = np.append(rates.own_ms, top.own_ms)
-        prefill_ms: FloatArray = own_ms + waited_ms + np.append(shared_ms, 0.0)
+        first_token_ms = np.append(rates.first_token_ms, top.first_token_ms)
+        prefill_ms: FloatArray = first_token_ms + waited_ms + np.append(shared_ms, 0.0)
         return prefill_ms
 
     def _log_ratios(self, rate_per_ms: float) -> FloatArray:
@@ -278,8 +276,8 @@ class CurveReplica:
             leave = 1 / (rate_per_ms + stage_rate)
             most = sum(prompts[: STAGES + 1])  # with more prompts than are tracked
             level, after = [], 0.0
-            for came in (most, *prompts[STAGES + 1 :], free, *first):
-                after = (rate_per_ms * came + stage_rate * after) * leave
+            for before in (most, *prompts[STAGES + 1 :], free, *first):
+                after = (rate_per_ms * before + stage_rate * after) * leave
                 level.append(after)
             now_free = rate_per_ms * answer_ms
             total = now_free + sum(level)
@@ -296,9 +294,9 @@ class CurveModel:
     def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
         """Returns the mean service time with `concurrency` in service, whole and at most the batch;
         with all rows taken, the time of requests that waited."""
-        asked = np.broadcast_to(np.asarray(concurrency), (len(self.replicas),))
+        in_service = np.broadcast_to(np.asarray(concurrency), (len(self.replicas),))
         times = []
-        for replica, rows in zip(self.replicas, asked, strict=True):
+        for replica, rows in zip(self.replicas, in_service, strict=True):
             is_full = rows >= replica.max_batch > 1
             rate = replica.max_rate_per_ms if is_full else replica.rates.rate_per_ms[int(rows) - 1]
             times.append(rows / rate)

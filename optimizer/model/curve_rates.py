@@ -48,38 +48,29 @@ class StateRates(Columns):
     prompt_ms: FloatArray  # c k, of a whole prompt
     steps: FloatArray  # steps that a prompt fills; 0.1 means that ten prompts fit into one step
     residual_ms: FloatArray  # until the running step ends, for a request that comes meanwhile
-    own_ms: FloatArray  # from a step's start to the first token, without other prompts
+    first_token_ms: FloatArray  # from a step's start to the first token, without other prompts
     turn_ms: FloatArray  # a prompt's turn, if prompts take turns; 0 if they share steps
     claim_ms: FloatArray  # the replica's time that a prompt with a turn takes
 
-    def at(self, known: FloatArray, states: FloatArray) -> "StateRates":
+    def at(self, solved_states: FloatArray, states: FloatArray) -> "StateRates":
         """Returns the rates on straight lines between the known states."""
-        return StateRates(*(np.interp(states, known, column) for column in self.columns()))
+        return StateRates(*(np.interp(states, solved_states, column) for column in self.columns()))
 
 
 def all_rates(curve: StepCurve, shape: Shape, max_batch: int) -> tuple[StateRates, StateRates]:
-    """Returns `state_rates` and `saturated_rates` together, in the time of one of them."""
+    """Returns the rates for 1 to `max_batch` requests in service, and the rates (one entry) with
+    all rows taken and requests waiting. A request then gets a row when a step ends, so there is no
+    residual."""
     states = np.arange(1.0, max_batch + 1.0)
-    known = states
+    solved_states = states
     if max_batch > EVERY_STATE:
         beyond = np.geomspace(EVERY_STATE, max_batch, EVERY_STATE)
-        known = np.unique(np.round(np.concatenate((states[:EVERY_STATE], beyond))))
-    rows = np.append(known, float(max_batch))
-    is_state = np.arange(rows.size) < known.size
+        solved_states = np.unique(np.round(np.concatenate((states[:EVERY_STATE], beyond))))
+    rows = np.append(solved_states, float(max_batch))
+    is_state = np.arange(rows.size) < solved_states.size
     found = _solved(curve, shape, rows, meets_step=is_state)
     rates, saturated = (found.take(np.flatnonzero(part)) for part in (is_state, ~is_state))
-    return rates if known is states else rates.at(known, states), saturated
-
-
-def state_rates(curve: StepCurve, shape: Shape, max_batch: int) -> StateRates:
-    """Returns the rates for 1 to `max_batch` requests in service."""
-    return all_rates(curve, shape, max_batch)[0]
-
-
-def saturated_rates(curve: StepCurve, shape: Shape, max_batch: int) -> StateRates:
-    """Returns the rates (one entry) with all rows taken and requests waiting. A request then gets a
-    row when a step ends, so there is no residual."""
-    return _solved(curve, shape, np.array([float(max_batch)]), meets_step=np.array([False]))
+    return rates if solved_states is states else rates.at(solved_states, states), saturated
 
 
 def _solved(curve: StepCurve, shape: Shape, rows: FloatArray, meets_step: BoolArray) -> StateRates:
@@ -98,16 +89,16 @@ def _rates_at(
     curve: StepCurve, shape: Shape, rows: FloatArray, decoding: FloatArray, meets_step: BoolArray
 ) -> tuple[StateRates, FloatArray]:
     """Returns the rates if `decoding` rows decode, and the number of rows that then do not."""
-    others = (rows - 1) / rows
+    others_share = (rows - 1) / rows
     decode_ms = curve.decode.at(decoding)
     token_ms = curve.prompt_token.at(decoding)
     prompt_ms = token_ms * shape.work_tokens
     rate = 1 / np.maximum(prompt_ms + shape.out_tokens * decode_ms / decoding, 1e-300)
     step_ms = decoding / (rate * shape.out_tokens)
 
-    filled, taken, room_tokens = _steps_of_prompt(curve, shape, rows, decoding)
-    beside_ms = curve.decode.at(decoding * others)  # a step of the other rows alone
-    own_ms = (taken - 1) * beside_ms + decode_ms + prompt_ms
+    filled, num_steps, room_tokens = _steps_of_prompt(curve, shape, rows, decoding)
+    beside_ms = curve.decode.at(decoding * others_share)  # a step of the other rows alone
+    first_token_ms = (num_steps - 1) * beside_ms + decode_ms + prompt_ms
     full_ms = beside_ms + token_ms * np.minimum(room_tokens, shape.work_tokens)
     # Long prompts, no two of which fit into a step, are served in turn (M/D/1), in one or several
     # steps each. Short ones share the next step, which is longer the more of them came during the
@@ -117,24 +108,24 @@ def _rates_at(
     turn_ms = np.where(takes_turns, np.where(is_long, long_ms, full_ms), 0.0)
     claim_ms = np.where(takes_turns, np.where(is_long, long_ms, step_ms), 0.0)
     # Half a step, and more because long steps are met more often: E[s^2] / 2 E[s].
-    fed = np.minimum(rate * prompt_ms * others, MOST_BUSY)
+    fed = np.minimum(rate * prompt_ms * others_share, MOST_BUSY)
     spread_ms = prompt_ms * np.minimum(prompt_ms, full_ms) * rate / (1 - fed**2)
     met_ms = np.where(
         is_long,
         decode_ms + np.minimum(rate * long_ms, 1.0) * (full_ms - decode_ms),
         step_ms + spread_ms,
     )
-    found = (decoding, rate, step_ms, decode_ms, prompt_ms, filled, met_ms / 2, own_ms)
+    found = (decoding, rate, step_ms, decode_ms, prompt_ms, filled, met_ms / 2, first_token_ms)
     rates = StateRates(*found, turn_ms, claim_ms)
-    before = taken - 1 + _waited_ms(rates, others) / np.maximum(full_ms, 1e-300)
+    before = num_steps - 1 + _waited_ms(rates, others_share) / np.maximum(full_ms, 1e-300)
     residual = np.where(is_long, 0.5, rates.residual_ms / np.maximum(step_ms, 1e-300))
     before = before + np.where(meets_step & (rows > 1), residual, 0.0)
     return rates, rate * step_ms * before
 
 
-def _waited_ms(rates: StateRates, others: FloatArray) -> FloatArray:
+def _waited_ms(rates: StateRates, others_share: FloatArray) -> FloatArray:
     """Returns the mean time that a prompt waits for its turn."""
-    busy = np.minimum(rates.rate_per_ms * rates.claim_ms * others, 1 - 1e-9)
+    busy = np.minimum(rates.rate_per_ms * rates.claim_ms * others_share, 1 - 1e-9)
     waited_ms: FloatArray = rates.turn_ms * busy / (2 * (1 - busy))
     return waited_ms
 
@@ -150,8 +141,8 @@ def _steps_of_prompt(
     filled_alone = shape.work_tokens / curve.room_tokens(np.zeros(1))
     filled_beside = shape.work_tokens / curve.room_tokens(beside)
     filled = alone * filled_alone + (1 - alone) * filled_beside
-    taken = alone * _whole_steps(filled_alone) + (1 - alone) * _whole_steps(filled_beside)
-    return filled, taken, shape.work_tokens / np.maximum(filled, 1e-30)
+    num_steps = alone * _whole_steps(filled_alone) + (1 - alone) * _whole_steps(filled_beside)
+    return filled, num_steps, shape.work_tokens / np.maximum(filled, 1e-30)
 
 
 def _whole_steps(steps: FloatArray) -> FloatArray:

@@ -7,7 +7,7 @@ Times are milliseconds. Pure and immutable: any thread.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
@@ -65,35 +65,6 @@ class Occupancy(Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class Latency(Columns):
-    """Latencies that users see, per pair; TTFT includes the wait."""
-
-    prefill_ms: FloatArray
-    itl_ms: FloatArray
-    ttft_ms: FloatArray
-
-
-class ServiceModel(Protocol):
-    """Service time as a function of concurrency. Immutable: any thread."""
-
-    def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
-        """Returns a request's mean service time with `concurrency` in service, itself included."""
-
-    def is_valid(self) -> BoolArray:
-        """Returns False where a request would take no time at all, so that no rate is a maximum."""
-
-    def take(self, pairs: IntArray) -> Self:
-        """Returns the same model for a selection of pairs."""
-
-
-class LatencyModel(ServiceModel, Protocol):
-    """A model whose latencies follow from the means of a state."""
-
-    def latency(self, occupancy: Occupancy) -> Latency:
-        """Returns the latencies of a replica in this state."""
-
-
-@dataclass(frozen=True, slots=True)
 class PhaseModel(Columns):
     """Prefill and decode timed apart: the parameters `decodeParms` and `prefillParms`.
 
@@ -121,18 +92,19 @@ class PhaseModel(Columns):
         return self.delta_ms * self.in_tokens + self.beta_ms * (self.out_tokens - 1)
 
     def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
+        """Returns a request's mean service time with `concurrency` in service, itself included."""
         return self.fixed_ms + self.slope_ms * concurrency
 
-    def latency(self, occupancy: Occupancy) -> Latency:
+    def latencies_ms(self, occupancy: Occupancy) -> tuple[FloatArray, FloatArray]:
+        """Returns ITL, and TTFT with the wait, as users see them in this state."""
         beside = occupancy.concurrency
         prefill_ms = np.where(
             self.in_tokens > 0, self.gamma_ms + self.delta_ms * self.in_tokens * beside, 0.0
         )
-        return Latency(
-            prefill_ms, self.alpha_ms + self.beta_ms * beside, occupancy.wait_ms + prefill_ms
-        )
+        return self.alpha_ms + self.beta_ms * beside, occupancy.wait_ms + prefill_ms
 
     def is_valid(self) -> BoolArray:
+        """Returns False where a request would take no time at all, so that no rate is a maximum."""
         return self.service_ms(1.0) > 0
 
 
@@ -162,13 +134,13 @@ class IterationModel(Columns):
         _, work_ms = self._work_ms(chunks)
         return (chunks + self.out_tokens) * (self.alpha_ms + concurrency * work_ms)
 
-    def latency(self, occupancy: Occupancy) -> Latency:
+    def latencies_ms(self, occupancy: Occupancy) -> tuple[FloatArray, FloatArray]:
         batch = occupancy.in_service
         chunks = self._chunks(np.maximum(np.round(batch), 1.0))
         prefill_work_ms, work_ms = self._work_ms(chunks)
         prefill_ms = chunks * np.maximum(self.alpha_ms + (batch - 1) * work_ms, 0) + prefill_work_ms
         itl_ms = np.maximum(occupancy.service_ms - prefill_ms, 0.0) / self.out_tokens
-        return Latency(prefill_ms, itl_ms, occupancy.wait_ms + prefill_ms + itl_ms)
+        return itl_ms, occupancy.wait_ms + prefill_ms + itl_ms
 
     def is_valid(self) -> BoolArray:
         return self.service_ms(1.0) > 0
@@ -188,3 +160,7 @@ class IterationModel(Columns):
         prefill_ms = (self.beta_ms + self.gamma_ms * (chunks + 1) / 2) * i
         decode_ms = self.beta_ms * m + self.gamma_ms * m * (i + (m + 1) / 2)
         return prefill_ms, (prefill_ms + decode_ms) / (chunks + m)
+
+
+LatencyModel = PhaseModel | IterationModel
+"""A model whose latencies follow from the means of a state."""

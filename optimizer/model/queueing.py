@@ -18,12 +18,12 @@ Units: milliseconds and requests per millisecond. Pure: any thread.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from common.numerics import BoolArray, FloatArray, IntArray, scipy
-from optimizer.model.latency import Columns, LatencyModel, Occupancy, PhaseModel, ServiceModel
+from optimizer.model.latency import Columns, LatencyModel, Occupancy, PhaseModel
 
 MAX_BATCH = 65_536  # requests in service on one replica that the model follows
 
@@ -52,7 +52,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Performance(Columns):
-    """A replica at one arrival rate, per pair. Includes the fields of `Occupancy` and `Latency`."""
+    """A replica at one arrival rate, per pair. Includes the fields of `Occupancy`."""
 
     throughput_per_ms: FloatArray
     loss: FloatArray  # fraction of arrivals that find the queue full
@@ -60,15 +60,20 @@ class Performance(Columns):
     service_ms: FloatArray
     wait_ms: FloatArray
     in_service: FloatArray
-    prefill_ms: FloatArray
     itl_ms: FloatArray
     ttft_ms: FloatArray
     utilization: FloatArray  # in_service / N, in 0..1
 
 
 @runtime_checkable
-class OwnChain(ServiceModel, Protocol):
+class OwnChain(Protocol):
     """A model whose chain and latencies depend on more than its service times."""
+
+    def service_ms(self, concurrency: FloatArray | float) -> FloatArray: ...
+
+    def is_valid(self) -> BoolArray: ...
+
+    def take(self, pairs: IntArray) -> Self: ...
 
     def performance(self, rate_per_ms: FloatArray) -> Performance:
         """Returns the performance of every replica in steady state, at any rate > 0."""
@@ -106,7 +111,7 @@ def analyze(replica: Replica, rate_per_ms: FloatArray) -> Performance:
         throughput,
         tail.full / (admitted + tail.full),
         *occupancy.columns(),
-        *replica.model.latency(occupancy).columns(),
+        *replica.model.latencies_ms(occupancy),
         np.clip(in_service / max_batch, 0.0, 1.0),
     )
     return Performance(*columns)
@@ -120,14 +125,14 @@ def _states_below_batch(replica: Replica, rate_per_ms: FloatArray) -> tuple[Floa
     open_pairs = np.flatnonzero(np.isnan(below))
     if open_pairs.size:
         part, rates = replica.take(open_pairs), rate_per_ms[open_pairs]
-        is_long = _few_longest(part.max_batch)
-        others = np.flatnonzero(~is_long)
-        if others.size:
-            found = _step_through_states(part.take(others), rates[others])
-            below[open_pairs[others]], mean[open_pairs[others]] = found
+        is_long = _longest_chains(part.max_batch)
+        short = np.flatnonzero(~is_long)
+        if short.size:
+            found = _step_through_states(part.take(short), rates[short])
+            below[open_pairs[short]], mean[open_pairs[short]] = found
         for pair in np.flatnonzero(is_long):
-            found_one = _sum_over_states(part.take(np.array([pair])), float(rates[pair]))
-            below[open_pairs[pair]], mean[open_pairs[pair]] = found_one
+            summed = _sum_over_states(part.take(np.array([pair])), float(rates[pair]))
+            below[open_pairs[pair]], mean[open_pairs[pair]] = summed
     return below, mean
 
 
@@ -165,7 +170,7 @@ def _by_incomplete_beta(replica: Replica, rate_per_ms: FloatArray) -> tuple[Floa
     return below, mean
 
 
-def _few_longest(max_batch: IntArray) -> BoolArray:
+def _longest_chains(max_batch: IntArray) -> BoolArray:
     limit = LONG_CHAIN
     if max_batch.size > MAX_LONG_CHAINS:
         limit = max(limit, int(np.partition(max_batch, -MAX_LONG_CHAINS)[-MAX_LONG_CHAINS]))
@@ -229,7 +234,7 @@ def _affine_mean_below(
 
 
 def _recur(
-    model: ServiceModel, rate: FloatArray, running: list[int]
+    model: LatencyModel | OwnChain, rate: FloatArray, running: list[int]
 ) -> tuple[FloatArray, FloatArray]:
     """Returns E_N and the mean state below N for any service curve, also in overload."""
     below, mean = np.zeros_like(rate), np.zeros_like(rate)

@@ -18,15 +18,6 @@ TOLERANCE = 1e-12  # absolute and relative error of the share of the highest rat
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
-    """Service levels per pair; 0 means none."""
-
-    ttft_ms: FloatArray
-    itl_ms: FloatArray
-    tps: FloatArray  # tokens per second
-
-
-@dataclass(frozen=True, slots=True)
 class Sizing(Columns):
     """The highest rates per pair; 0 for an infeasible pair."""
 
@@ -49,24 +40,25 @@ def rate_range(replica: Replica) -> tuple[FloatArray, FloatArray]:
     return (LOWEST_RATE / replica.model.service_ms(1.0), HIGHEST_RATE * replica.max_rate_per_ms())
 
 
-def size(replica: Replica, targets: Targets) -> Sizing:
+def size(replica: Replica, ttft_ms: FloatArray, itl_ms: FloatArray, tps: FloatArray) -> Sizing:
     """Returns the highest rates at which TTFT and ITL meet their targets. Both grow with the rate.
 
-    A target that is met just below saturation is no bound. A target that an idle replica misses
-    cannot be met. A throughput target bounds the load to 0.9 of the highest rate.
+    Targets are per pair, 0 for none; `tps` are tokens per second. A target that is met just below
+    saturation is no bound. A target that an idle replica misses cannot be met. A throughput target
+    bounds the load to 0.9 of the highest rate.
     """
     lowest, highest = rate_range(replica)
     pairs = np.arange(lowest.size)
     ends = analyze(replica.take(np.tile(pairs, 2)), np.concatenate([lowest, highest]))
     # Each [2, pairs]: TTFT and ITL.
     idle_ms, loaded_ms = np.stack([ends.ttft_ms, ends.itl_ms]).reshape(2, 2, -1).swapaxes(0, 1)
-    wanted_ms = np.stack([targets.ttft_ms, targets.itl_ms])
+    wanted_ms = np.stack([ttft_ms, itl_ms])
     rates = np.where((wanted_ms == 0) | (loaded_ms <= wanted_ms), highest, 0.0)
     is_between = (rates == 0) & (idle_ms <= wanted_ms)
     if is_between.any():
         rates[is_between] = _rates_at(replica, wanted_ms, is_between)
     for_ttft, for_itl = rates
-    for_tps = np.where(targets.tps > 0, TPS_MARGIN * highest, highest)
+    for_tps = np.where(tps > 0, TPS_MARGIN * highest, highest)
     rate = np.minimum(np.minimum(for_ttft, for_itl), for_tps)
     at_rate = analyze(replica, np.where(rate > 0, rate, highest))
     return Sizing(

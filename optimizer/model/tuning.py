@@ -74,88 +74,76 @@ Predict = Callable[[float, float, float], tuple[float, float]]
 of an observation; infinite or NaN if the model has no answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class TunerState:
-    """The state of a tuner, from which another can continue: logarithms of the factors, their
-    covariance, when the last observation was accepted, and how many were refused since."""
-
-    log: tuple[float, float] = (0.0, 0.0)
-    covariance: tuple[float, float, float] = (PRIOR_SIGMA**2, 0.0, PRIOR_SIGMA**2)
-    at_s: float | None = None
-    refusals: int = 0
-
-
 class SpeedTuner:
-    """Tracks one server. `factors` are the current ones."""
+    """Tracks one server. `factors` are the current ones.
 
-    def __init__(self, state: TunerState | None = None) -> None:
-        state = state or TunerState()
-        decode, both, prefill = state.covariance
-        self._log = np.array(state.log)
-        self._covariance = np.array([[decode, both], [both, prefill]])
-        self._at_s = state.at_s
-        self._refusals = state.refusals
+    Another tuner can continue from `log` (logarithms of the factors), `covariance`, `at_s` (when
+    the last observation was accepted) and `refusals` (how many were refused since).
+    """
 
-    @property
-    def state(self) -> TunerState:
-        decode, prefill = self._log.tolist()
-        (of_decode, both), (_, of_prefill) = self._covariance.tolist()
-        return TunerState(
-            (decode, prefill), (of_decode, both, of_prefill), self._at_s, self._refusals
-        )
+    def __init__(
+        self,
+        log: FloatArray | None = None,
+        covariance: FloatArray | None = None,
+        at_s: float | None = None,
+        refusals: int = 0,
+    ) -> None:
+        self.log = np.zeros(FACTORS) if log is None else log
+        self.covariance = np.eye(FACTORS) * PRIOR_SIGMA**2 if covariance is None else covariance
+        self.at_s, self.refusals = at_s, refusals
 
     @property
     def factors(self) -> Factors:
         # The logarithm of the largest value is rounded.
-        decode, prefill = np.clip(np.exp(self._log), 1 / LARGEST_FACTOR, LARGEST_FACTOR)
-        decode_error, prefill_error = np.sqrt(np.diag(self._covariance))
+        decode, prefill = np.clip(np.exp(self.log), 1 / LARGEST_FACTOR, LARGEST_FACTOR)
+        decode_error, prefill_error = np.sqrt(np.diag(self.covariance))
         return Factors(float(decode), float(prefill), float(decode_error), float(prefill_error))
 
     def observe(self, observation: Observation, predict: Predict) -> bool:
         """Learn from an observation. Returns whether it was accepted. An observation without a
         prediction by the model is refused and changes nothing."""
-        wanted = _observed(observation)
-        if wanted is None:
+        observed = _observed(observation)
+        if observed is None:
             return False
-        measured, errors, chosen = wanted
-        found = _linearised(predict, self._log, chosen)
-        if found is None:
+        measured, errors, chosen = observed
+        linearised = _linearised(predict, self.log, chosen)
+        if linearised is None:
             return False
-        predicted, jacobian, by_load = found
-        covariance = self._covariance + self._drift(observation.at_s)
-        own_noise = np.diag(errors**2 + MODEL_SIGMA**2)
-        noise = own_noise + observation.load_error**2 * np.outer(by_load, by_load)
+        predicted, jacobian, by_load = linearised
+        covariance = self.covariance + self._drift(observation.at_s)
+        base_noise = np.diag(errors**2 + MODEL_SIGMA**2)
+        noise = base_noise + observation.load_error**2 * np.outer(by_load, by_load)
         residual = measured - predicted
         spread = jacobian @ covariance @ jacobian.T + noise
         surprise = float(residual @ np.linalg.solve(spread, residual))
         if surprise > float(scipy.special.chdtri(len(measured), 1 - GATE)):
-            self._refusals += 1
-            if self._refusals < MAX_REFUSALS:
+            self.refusals += 1
+            if self.refusals < MAX_REFUSALS:
                 return False
             covariance = np.eye(FACTORS) * max(PRIOR_SIGMA, float(np.abs(residual).max())) ** 2
-        self._refusals = 0
-        self._at_s = observation.at_s
-        before, limit = self._log, math.log(LARGEST_FACTOR)
+        self.refusals = 0
+        self.at_s = observation.at_s
+        before, limit = self.log, math.log(LARGEST_FACTOR)
         for _ in range(ITERATIONS):
             spread = jacobian @ covariance @ jacobian.T + noise
             gain = np.linalg.solve(spread, jacobian @ covariance).T
-            correction = gain @ (measured - predicted - jacobian @ (before - self._log))
-            self._log = np.clip(before + correction, -limit, limit)
-            found = _linearised(predict, self._log, chosen)
-            if found is None:
+            correction = gain @ (measured - predicted - jacobian @ (before - self.log))
+            self.log = np.clip(before + correction, -limit, limit)
+            linearised = _linearised(predict, self.log, chosen)
+            if linearised is None:
                 break
-            predicted, jacobian, by_load = found
-            noise = own_noise + observation.load_error**2 * np.outer(by_load, by_load)
+            predicted, jacobian, by_load = linearised
+            noise = base_noise + observation.load_error**2 * np.outer(by_load, by_load)
         kept = np.eye(FACTORS) - gain @ jacobian
         # Joseph's form stays symmetric and positive despite rounding.
         covariance = kept @ covariance @ kept.T + gain @ noise @ gain.T
         excess = np.sqrt(np.maximum(np.diag(covariance) / MAX_VARIANCE, 1.0))
-        self._covariance = covariance / np.outer(excess, excess)
+        self.covariance = covariance / np.outer(excess, excess)
         return True
 
     def _drift(self, at_s: float) -> FloatArray:
         """Returns the variance the factors may have gained since the last observation."""
-        passed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
+        passed_s = 0.0 if self.at_s is None else max(0.0, at_s - self.at_s)
         return np.eye(FACTORS) * DRIFT_SIGMA**2 * passed_s / DRIFT_S
 
 
@@ -189,10 +177,10 @@ def _linearised(
 
     with np.errstate(divide="ignore", invalid="ignore"):
         at = np.append(log, 0.0)
-        here = predicted(at)
+        values = predicted(at)
         steps = STEP * np.eye(FACTORS + 1)
         columns = [(predicted(at + step) - predicted(at - step)) / (2 * STEP) for step in steps]
     slopes = np.array(columns).T
-    if not (np.isfinite(here).all() and np.isfinite(slopes).all()):
+    if not (np.isfinite(values).all() and np.isfinite(slopes).all()):
         return None
-    return here, slopes[:, :FACTORS], slopes[:, FACTORS]
+    return values, slopes[:, :FACTORS], slopes[:, FACTORS]

@@ -62,6 +62,6 @@ def catalogue() -> CatalogueAnswer:
     }
 
 
-def _shortened(of: LeftOut | PairFit) -> Json:
-    dumped = of.dump()
+def _shortened(entry: LeftOut | PairFit) -> Json:
+    dumped = entry.dump()
     return {name: shortest(v) if isinstance(v, float) else v for name, v in dumped.items()}

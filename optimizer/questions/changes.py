@@ -34,14 +34,8 @@ class Change(JsonObject):
 
 def changes(
     demand: RequestDemand, market: CardMarket, best: Sequence[Sized], cache: SizingCache
-) -> list[Change]:
-    """Returns the changes, given the answer's choices, cheapest first."""
-    return list(_changes(demand, market, best, cache)) if best else []
-
-
-def _changes(
-    demand: RequestDemand, market: CardMarket, best: Sequence[Sized], cache: SizingCache
 ) -> Iterator[Change]:
+    """Yields the changes, given at least one of the answer's choices, cheapest first."""
     first = best[0]
     yield _change("binds", _binding(demand, first), first)
     yield _change("replica", _next_replica(demand, first), first)
@@ -50,22 +44,22 @@ def _changes(
         if close := _undecided(best):
             yield _change("measure", close, best[1])
     yield _busier(demand, best)
-    for what, asked in _other_demands(demand):
-        same = asked.precision is demand.precision  # measurements hold only for this precision
-        yield _resized(what, asked, market if same else replace(market, measured={}), cache)
+    for what, changed in _other_demands(demand):
+        same = changed.precision is demand.precision  # measurements hold only for this precision
+        yield _resized(what, changed, market if same else replace(market, measured={}), cache)
 
 
-def _change(what: str, text: str, of: Sized | None, cards: int | None = None) -> Change:
-    if of is None:
+def _change(what: str, text: str, sized: Sized | None, cards: int | None = None) -> Change:
+    if sized is None:
         return {"what": what, "text": text, "accelerator": None, "cards": None, "cost": None}
-    cards = of.cards if cards is None else cards
-    each = of.option.machine
+    cards = sized.cards if cards is None else cards
+    machine = sized.option.machine
     return {
         "what": what,
         "text": text,
-        "accelerator": each.accelerator.name,
+        "accelerator": machine.accelerator.name,
         "cards": cards,
-        "cost": shortest(of.option.cents / each.cards * cards),
+        "cost": shortest(sized.option.cents / machine.cards * cards),
     }
 
 
@@ -132,16 +126,16 @@ def _other_demands(demand: RequestDemand) -> Iterator[tuple[str, RequestDemand]]
 
 
 def _resized(what: str, demand: RequestDemand, market: CardMarket, cache: SizingCache) -> Change:
-    asked = {
+    condition = {
         "slo-itl": f"At half the ITL, {demand.itl_ms:g} ms",
         "slo-ttft": f"At half the TTFT, {demand.ttft_ms:g} ms",
         "precision": f"With weights in {demand.precision.value}",
     }[what]
     first = cheapest(demand, options(demand, market)[0], market.max_cards, cache)
     if first is None:
-        return _change(what, f"{asked}: none of them would do.", None)
+        return _change(what, f"{condition}: none of them would do.", None)
     text = (
-        f"{asked}: {_counted(first.candidate.replicas)} of {first.option.name} "
+        f"{condition}: {_counted(first.candidate.replicas)} of {first.option.name} "
         f"for ${first.cents / 100:.4g} an hour."
     )
     return _change(what, text, first)

@@ -86,7 +86,7 @@ def explain(system: System, name: str, cache: SizingCache) -> Explanation:
     offered = offers(alone, cache)
     candidates = offered.contenders[0].candidates if offered.contenders else ()
     by_accelerator = {candidate.accelerator: candidate for candidate in candidates}
-    if (fault := offered.load_faults.get(name)) and fault.stays:
+    if (fault := offered.load_faults.get(name)) and fault.running:
         item: Eligible | Refusal = Refusal("load", fault.message)
     else:
         item = eligible(system, server, system.targets())

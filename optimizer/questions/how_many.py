@@ -63,7 +63,7 @@ class Memory(JsonObject):
     usable: float
 
 
-class Said(JsonObject):
+class SpeedOrigin(JsonObject):
     """The origin of a speed. `error` is a relative standard error; `points` counts the measurements
     it is fitted to; `promptsEstimated` says that no prompts were measured."""
 
@@ -97,7 +97,7 @@ class Choice(JsonObject):
     ttftRange: Range
     itlRange: Range
     memory: Memory
-    speed: Said
+    speed: SpeedOrigin
 
 
 class NotChosen(JsonObject):
@@ -149,7 +149,7 @@ def how_many(query: HowManyQuery, cache: SizingCache) -> HowMany:
             for name in sorted(refused.keys() - {each.option.accelerator for each in best})
         ],
         "nearest": None if best else _nearest(demand, unfit),
-        "changes": changes(demand, market, best, cache),
+        "changes": list(changes(demand, market, best, cache)) if best else [],
         "notes": list(_notes(demand, market, best)),
     }
 
@@ -176,7 +176,7 @@ def _demand(query: HowManyQuery, facts: Facts) -> RequestDemand:
 
 
 def _market(query: HowManyQuery, facts: Facts) -> CardMarket:
-    wanted = [facts.accelerator(name, "accelerators").name for name in query.accelerators]
+    requested = [facts.accelerator(name, "accelerators").name for name in query.accelerators]
     cents = {
         each.name: 100 * each.price.usd_per_hour
         for each in facts.accelerators.values()
@@ -187,7 +187,7 @@ def _market(query: HowManyQuery, facts: Facts) -> CardMarket:
         facts=facts,
         calibration=shipped_calibration(),
         accelerators=[
-            facts.accelerators[name] for name in dict.fromkeys(wanted or facts.accelerators)
+            facts.accelerators[name] for name in dict.fromkeys(requested or facts.accelerators)
         ],
         cents=cents,
         measured=dict(_measured(query, facts)),
@@ -196,10 +196,10 @@ def _market(query: HowManyQuery, facts: Facts) -> CardMarket:
 
 
 def _measured(query: HowManyQuery, facts: Facts) -> Iterable[tuple[tuple[str, int], PerfData]]:
-    wanted = facts.model(query.model).name
+    model = facts.model(query.model).name
     for number, perf in enumerate(query.measured):
         path = f"measured[{number}]"
-        if facts.model(perf.name, f"{path}.name").name != wanted:
+        if facts.model(perf.name, f"{path}.name").name != model:
             continue
         if perf.units not in CARDS_PER_REPLICA:
             allowed = ", ".join(map(str, CARDS_PER_REPLICA))
@@ -223,10 +223,10 @@ def _cheapest_of_each(
 
 
 def _refuse(unfit: Iterable[Unfit], best: Iterable[Sized], refused: dict[str, str]) -> None:
-    done = {each.option.accelerator for each in best}
+    chosen = {each.option.accelerator for each in best}
     for each in unfit:
         option = each.option
-        if option.accelerator not in done:
+        if option.accelerator not in chosen:
             refused.setdefault(option.accelerator, f"{each.refusal.message} ({option.name})")
 
 

@@ -64,33 +64,33 @@ def analyze(query: AnalyzeQuery, system: System) -> Analyzed:
     """Returns the answer of POST /analyze. Raises NotFound, or InvalidRequest if there is nothing
     to compute or a simulation would take too long."""
     perf = query.perf(system)
-    table = query.table(system, (0.0, 0.0, 0.0))
+    table = query.table(perf)
     rate = query.arrival_rate / PER_MINUTE
     highest = float(table.size().rate_per_ms[0])
     replica = table.curve_replica(0)
     simulates, why = _choice(query, replica, rate)
     factors = _factors(table, replica, perf, rate)
     if replica is not None and simulates:
-        said = _by_simulation(query, replica, rate, factors)
+        result = _by_simulation(query, replica, rate, factors)
     else:
-        said = _by_chain(table, replica, rate, factors)
-    interval = None if said.bounds is None else _interval(*said.bounds)
+        result = _by_chain(table, replica, rate, factors)
+    interval = None if result.bounds is None else _interval(*result.bounds)
     return {
         "arrivalRate": query.arrival_rate,
         "maxRate": per_minute(highest),
         "saturated": rate > highest,
-        **said.measures,
-        "method": said.method,
+        **result.measures,
+        "method": result.method,
         "why": why,
         "warnings": [
-            *_doubts(query, replica, rate, said),
-            *_beyond(replica, said),
-            *_wide(interval, said, rate / highest),
+            *_doubts(query, replica, rate, result),
+            *_beyond(replica, result),
+            *_wide(interval, result, rate / highest),
         ],
         "interval": interval,
         "byPriority": [
             {"priority": priority, "ttftAverage": shortest(ttft_ms)}
-            for priority, ttft_ms in enumerate(said.by_priority)
+            for priority, ttft_ms in enumerate(result.by_priority)
         ],
     }
 
@@ -124,34 +124,36 @@ def _by_simulation(
     query: AnalyzeQuery, replica: CurveReplica, rate: float, factors: FloatArray | None
 ) -> _MethodResult:
     """Simulates. The interval covers both the simulation and the parameters."""
-    seen = _simulated(query, replica, rate)
-    means = (seen.throughput_per_ms, seen.itl, seen.ttft)
-    values = _triple(seen)
+    simulated = _simulated(query, replica, rate)
+    means = (simulated.throughput_per_ms, simulated.itl, simulated.ttft)
+    values = _triple(simulated)
     widths = np.array([_finite(mean.half_width) for mean in means])
     down, up = np.zeros((2, 3)) if factors is None else np.abs(factors - 1)
     bounds = (
         np.maximum(values - np.hypot(widths, values * down), 0.0),
         values + np.hypot(widths, values * up),
     )
-    is_mixed = len(seen.ttft_by_priority) > 1
-    by_priority = tuple(_finite(mean.value) for mean in seen.ttft_by_priority if is_mixed)
-    return _MethodResult("simulation", _measures(seen), bounds, seen.above_measured, by_priority)
+    is_mixed = len(simulated.ttft_by_priority) > 1
+    by_priority = tuple(_finite(mean.value) for mean in simulated.ttft_by_priority if is_mixed)
+    return _MethodResult(
+        "simulation", _measures(simulated), bounds, simulated.above_measured, by_priority
+    )
 
 
-def _triple(seen: Estimate) -> Triple:
-    means = (seen.throughput_per_ms, seen.itl, seen.ttft)
+def _triple(simulated: Estimate) -> Triple:
+    means = (simulated.throughput_per_ms, simulated.itl, simulated.ttft)
     return np.array([_finite(mean.value) for mean in means])
 
 
-def _measures(seen: Estimate) -> Measures:
-    throughput_per_ms, itl_ms, ttft_ms = _triple(seen)
+def _measures(simulated: Estimate) -> Measures:
+    throughput_per_ms, itl_ms, ttft_ms = _triple(simulated)
     return Measures(
         throughput=per_minute(throughput_per_ms),
-        dropFraction=shortest(seen.loss),
+        dropFraction=shortest(simulated.loss),
         itlAverage=shortest(itl_ms),
         ttftAverage=shortest(ttft_ms),
-        waitAverage=shortest(_finite(seen.wait.value)),
-        utilization=shortest(seen.utilization),
+        waitAverage=shortest(_finite(simulated.wait.value)),
+        utilization=shortest(simulated.utilization),
     )
 
 
@@ -177,11 +179,11 @@ def _simulated(query: AnalyzeQuery, replica: CurveReplica, rate: float) -> Estim
             "or for shorter prompts, give the curve a larger chunkTokens, or take method chain"
         )
         raise InvalidRequest([Fault("requests", message)])
-    seen = estimate(server, traffic, requests, query.seed)
-    if not np.isfinite(seen.ttft.value):
+    simulated = estimate(server, traffic, requests, query.seed)
+    if not np.isfinite(simulated.ttft.value):
         message = f"of {requests} simulated none is answered at this rate: lower arrivalRate"
         raise InvalidRequest([Fault("requests", message)])
-    return seen
+    return simulated
 
 
 def _finite(value: float) -> float:
@@ -200,7 +202,7 @@ def _factors(
         chains = [_with(replica, replica.curve)]
         chains += [_with(replica, sampled(replica.curve, rng)) for _ in range(SAMPLES)]
         solved = [chain.solve(rate) for chain in chains]
-        values = np.array([(one.throughput_per_ms, one.itl_ms, one.ttft_ms) for one in solved])
+        values = np.array([(each.throughput_per_ms, each.itl_ms, each.ttft_ms) for each in solved])
     else:
         samples = _sampled_lines(table, perf, rng)
         if samples is None:
@@ -230,15 +232,15 @@ def sampled(curve: StepCurve, rng: np.random.Generator) -> StepCurve:
     """Returns a curve drawn within the standard errors, kept monotone."""
     speed = max(1 + curve.speed_error * rng.standard_normal(), LEAST_SPEED)
 
-    def drawn(points: Points) -> FloatArray:
+    def draw(points: Points) -> FloatArray:
         ms, errors = np.array(points.ms), np.array(points.errors_ms)
         return speed * np.maximum(ms + errors * rng.standard_normal(ms.size), LEAST_SPEED * ms)
 
-    decode_ms = np.maximum.accumulate(drawn(curve.decode))
-    token_ms = drawn(curve.prompt_token)
+    decode_ms = np.maximum.accumulate(draw(curve.decode))
+    token_ms = draw(curve.prompt_token)
     overhead = curve.overhead
     if overhead is not NO_OVERHEAD:
-        overhead = replace(overhead, ms=tuple(drawn(overhead).tolist()))
+        overhead = replace(overhead, ms=tuple(draw(overhead).tolist()))
     return replace(
         curve,
         decode=replace(curve.decode, ms=tuple(decode_ms.tolist())),
@@ -259,11 +261,11 @@ def _sampled_lines(
         "gamma_ms": prefill.gamma_error,
         "delta_ms": prefill.delta_error,
     }
-    known = {name: error for name, error in errors.items() if error}
-    if not known or perf.uses_iterations:
+    known_errors = {name: error for name, error in errors.items() if error}
+    if not known_errors or perf.uses_iterations:
         return None
     samples = table.take(np.zeros(SAMPLES + 1, dtype=np.int64))
-    for name, error in known.items():
+    for name, error in known_errors.items():
         values = getattr(samples, name)
         values[1:] = np.maximum(
             values[1:] + error * rng.standard_normal(SAMPLES), LEAST_SPEED * values[1:]
@@ -280,29 +282,29 @@ def _interval(low: Triple, high: Triple) -> Interval:
 
 
 def _doubts(
-    query: AnalyzeQuery, replica: CurveReplica | None, rate: float, said: _MethodResult
+    query: AnalyzeQuery, replica: CurveReplica | None, rate: float, result: _MethodResult
 ) -> Iterator[str]:
-    if replica is not None and said.method == "chain":
+    if replica is not None and result.method == "chain":
         for doubt in replica.doubts(rate):
             yield f"the chain may be off by more than 5 %: {doubt}; method simulation tells"
         if not query.is_simple:
             yield "the chain takes arrivals for Poisson, and prompts and priorities for equal"
 
 
-def _beyond(replica: CurveReplica | None, said: _MethodResult) -> Iterator[str]:
-    if replica is not None and said.above > OFTEN:
+def _beyond(replica: CurveReplica | None, result: _MethodResult) -> Iterator[str]:
+    if replica is not None and result.above > OFTEN:
         yield (
             f"steps were measured with up to {replica.curve.measured_rows:g} rows, and "
-            f"{said.above:.0%} of the time there are more: beyond, the curve is extrapolated"
+            f"{result.above:.0%} of the time there are more: beyond, the curve is extrapolated"
         )
 
 
-def _wide(interval: Interval | None, said: _MethodResult, load: float) -> Iterator[str]:
+def _wide(interval: Interval | None, result: _MethodResult, load: float) -> Iterator[str]:
     if interval is None:
         return
     for name, bounds, value in (
-        ("ITL", interval["itlAverage"], said.measures["itlAverage"]),
-        ("TTFT", interval["ttftAverage"], said.measures["ttftAverage"]),
+        ("ITL", interval["itlAverage"], result.measures["itlAverage"]),
+        ("TTFT", interval["ttftAverage"], result.measures["ttftAverage"]),
     ):
         half = (bounds["high"] - bounds["low"]) / 2
         if half > WIDE * value:

@@ -37,6 +37,7 @@ from optimizer.system import System
 
 PER_MINUTE = 60_000  # ms
 MAX_REQUESTS, MAX_PRIORITIES = 500_000, 10
+NO_TARGETS = 0.0, 0.0, 0.0
 
 Method = Literal["auto", "chain", "simulation"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -61,13 +62,14 @@ class ReplicaQuery(Body):
     avg_out_tokens: Annotated[MeanTokens, Field(ge=1)] = 1
     out_tokens_scv: Spread | None = None  # absent = 1, about geometric; needs a service curve
 
-    def table(self, system: System, targets: tuple[float, float, float]) -> ReplicaTable:
-        """Returns the replica as a table with one entry. Raises NotFound and InvalidRequest."""
-        return self.table_of(self.perf(system), targets)
-
-    def table_of(self, perf: PerfData, targets: tuple[float, float, float]) -> ReplicaTable:
-        """Returns the same as `table`, but with `perf` instead of the query's own data."""
-        self.check_curve(perf)
+    def table(
+        self, perf: PerfData, targets: tuple[float, float, float] = NO_TARGETS
+    ) -> ReplicaTable:
+        """Returns the replica with this data as a table with one entry. Raises InvalidRequest, also
+        for options that need a service curve, if there is none."""
+        if perf.service_curve is None and (name := self._option_of_curve()):
+            message = "needs a serviceCurve, which this performance data has not: give one or leave"
+            raise InvalidRequest([Fault(name, f"{message} {name} out")])
         speed, tokens = Speeds.of([perf]), (self.avg_in_tokens, self.avg_out_tokens)
         if not self.max_batch_size and speed.scaled_batch(self.avg_out_tokens)[0] == 0:
             raise InvalidRequest([Fault("maxBatchSize", "give at least 1")])
@@ -80,15 +82,8 @@ class ReplicaQuery(Body):
             raise InvalidRequest([Fault("", message)])
         return table
 
-    def check_curve(self, perf: PerfData) -> None:
-        """Raises InvalidRequest for options that need a service curve, if there is none."""
-        if perf.service_curve is None and (name := self._asks_for_curve()):
-            message = (
-                "needs a serviceCurve, which this performance data has not: give one or leave "
-            )
-            raise InvalidRequest([Fault(name, f"{message}{name} out")])
-
-    def _asks_for_curve(self) -> str | None:
+    def _option_of_curve(self) -> str | None:
+        """Returns the name of an option that needs a service curve; None without one."""
         return None if self.out_tokens_scv is None else "outTokensScv"
 
     def perf(self, system: System) -> PerfData:
@@ -133,14 +128,14 @@ class AnalyzeQuery(ReplicaQuery):
             raise ValueError("priorityShares: all are 0; give at least one of them a share")
         return self
 
-    def _asks_for_curve(self) -> str | None:
-        asked = (
+    def _option_of_curve(self) -> str | None:
+        options = (
             ("method", self.method == "simulation"),
             ("arrivalScv", self.arrival_scv != 1),
             ("inTokensScv", self.in_tokens_scv != 0),
             ("priorityShares", len(self.priority_shares) > 1),
         )
-        return next((name for name, is_asked in asked if is_asked), super()._asks_for_curve())
+        return next((name for name, is_used in options if is_used), super()._option_of_curve())
 
 
 class SizeQuery(ReplicaQuery):
@@ -218,7 +213,8 @@ class Sized(Measures):
 
 def size(query: SizeQuery, system: System) -> Sized | NotSized:
     """Returns the answer of POST /size. A target that cannot be met is no error."""
-    table = query.table(system, (query.slo_ttft, query.slo_itl, query.slo_tps))
+    targets = query.slo_ttft, query.slo_itl, query.slo_tps
+    table = query.table(query.perf(system), targets)
     sizing = table.size()
     max_rate_for = max_rates(sizing, 0)
     idle = Idle(

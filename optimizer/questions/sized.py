@@ -183,7 +183,9 @@ def _moved(demand: RequestDemand, found: Sequence[Sized], sign: int) -> ReplicaT
     """Returns a replica of each option, as fast or slow as its error allows."""
     speeds = [each.option.speed for each in found]
     factors = [exp(sign * IN_95 * speed.error) for speed in speeds]
-    perfs = [scaled(speed.perf, of, of) for speed, of in zip(speeds, factors, strict=True)]
+    perfs = [
+        scaled(speed.perf, factor, factor) for speed, factor in zip(speeds, factors, strict=True)
+    ]
     shape = (demand.in_tokens, demand.out_tokens)
     rows = [(*shape, speed.rows, DEFAULT_QUEUE, 0.0, 0.0, 0.0, GEOMETRIC) for speed in speeds]
     return ReplicaTable.of(Speeds.of(perfs), RequestTable.from_rows(rows))
@@ -195,18 +197,18 @@ def _latencies(
     """Returns TTFT and ITL with these replicas. TTFT is infinite if they lose requests or if the
     load is too high for them to compute anything."""
     with np.errstate(all="ignore"):
-        seen = table.analyze(demand.rate_per_s / 1000 / replicas)
-    ttft_ms = np.where(seen.loss <= MOST_LOST, seen.ttft_ms, np.inf)
+        performance = table.analyze(demand.rate_per_s / 1000 / replicas)
+    ttft_ms = np.where(performance.loss <= MOST_LOST, performance.ttft_ms, np.inf)
     return np.nan_to_num(ttft_ms, nan=np.inf, posinf=np.inf), np.nan_to_num(
-        seen.itl_ms, nan=np.inf, posinf=np.inf
+        performance.itl_ms, nan=np.inf, posinf=np.inf
     )
 
 
 def _needed(demand: RequestDemand, table: ReplicaTable, start: FloatArray) -> FloatArray:
     """Returns the fewest replicas that meet the levels; infinite above `MOST_MORE` times."""
 
-    def meets(replicas: FloatArray, of: IntArray) -> BoolArray:
-        ttft_ms, itl_ms = _latencies(demand, table.take(of), replicas[of])
+    def meets(replicas: FloatArray, rows: IntArray) -> BoolArray:
+        ttft_ms, itl_ms = _latencies(demand, table.take(rows), replicas[rows])
         has_room = np.isfinite(ttft_ms)
         in_time = (ttft_ms <= (demand.ttft_ms or ENDLESS)) & (itl_ms <= (demand.itl_ms or ENDLESS))
         return has_room & in_time

@@ -59,12 +59,12 @@ class Trace:
         """Returns the windows with the most requests, prompt and answer tokens, each once."""
         ends = np.searchsorted(self.arrival_s, self.arrival_s + window_s)
         found: dict[int, list[str]] = {}
-        for name, of_each in (
+        for name, amounts in (
             ("requests", np.ones_like(self.arrival_s)),
             ("prompt tokens", self.input_tokens),
             ("answer tokens", self.output_tokens),
         ):
-            before = np.concatenate(([0.0], np.cumsum(of_each)))
+            before = np.concatenate(([0.0], np.cumsum(amounts)))
             found.setdefault(int(np.argmax(before[ends] - before[:-1])), []).append(name)
         return [
             {
@@ -100,8 +100,8 @@ def read_trace(path: Path, window_s: float) -> Trace:
 def _rows(path: Path, reader: Iterator[list[str]]) -> FloatArray:
     """Returns a row of values for each request, in the order of COLUMNS."""
     names, indices = [name.strip().lower() for name in next(reader, [])], []
-    for column, known in COLUMNS.items():
-        index = next((names.index(name) for name in known if name in names), None)
+    for column, allowed_names in COLUMNS.items():
+        index = next((names.index(name) for name in allowed_names if name in names), None)
         if index is None:
             raise file_fault(path, f"line 1: no column {column}; name the columns there")
         indices.append(index)

@@ -12,7 +12,7 @@ from optimizer.answer import shortest
 from optimizer.candidates.curves import scaled
 from optimizer.inferno_json import Body, JsonObject
 from optimizer.measured import MeanTokens
-from optimizer.model.tuning import LARGEST_FACTOR, MAX_VARIANCE, Observation, SpeedTuner, TunerState
+from optimizer.model.tuning import LARGEST_FACTOR, MAX_VARIANCE, Observation, SpeedTuner
 from optimizer.questions.queries import PER_MINUTE, AnalyzeQuery, ReplicaQuery
 from optimizer.spec import LEAST_RATE, Count, Level, PerfData
 from optimizer.system import System
@@ -58,9 +58,11 @@ class State(Body):
         return self
 
     def tuner(self) -> SpeedTuner:
-        log = (float(np.log(self.decode)), float(np.log(self.prefill)))
-        covariance = (self.decode_variance, self.covariance, self.prefill_variance)
-        return SpeedTuner(TunerState(log, covariance, self.at, self.refusals))
+        covariance = np.array(
+            [[self.decode_variance, self.covariance], [self.covariance, self.prefill_variance]]
+        )
+        log = np.log([self.decode, self.prefill])
+        return SpeedTuner(log, covariance, self.at, self.refusals)
 
 
 class TuneQuery(ReplicaQuery):
@@ -105,8 +107,9 @@ def tune(query: TuneQuery, system: System) -> Tuned:
     """Returns the answer of POST /tune. Raises NotFound and InvalidRequest as /analyze does."""
     perf = query.perf(system)
     tuner = SpeedTuner() if query.state is None else query.state.tuner()
-    accepted = [_observe(tuner, query, perf, each, system) for each in query.observations]
-    factors, state = tuner.factors, tuner.state
+    accepted = [_observe(tuner, query, perf, each) for each in query.observations]
+    factors = tuner.factors
+    (decode_variance, covariance), (_, prefill_variance) = tuner.covariance.tolist()
     now = scaled(perf, factors.decode, factors.prefill)
     return {
         "factors": {
@@ -123,33 +126,37 @@ def tune(query: TuneQuery, system: System) -> Tuned:
         "state": {
             "decode": factors.decode,
             "prefill": factors.prefill,
-            "decodeVariance": state.covariance[0],
-            "covariance": state.covariance[1],
-            "prefillVariance": state.covariance[2],
-            "at": state.at_s,
-            "refusals": state.refusals,
+            "decodeVariance": decode_variance,
+            "covariance": covariance,
+            "prefillVariance": prefill_variance,
+            "at": tuner.at_s,
+            "refusals": tuner.refusals,
         },
     }
 
 
-def _observe(
-    tuner: SpeedTuner, query: TuneQuery, perf: PerfData, seen: Measurement, system: System
-) -> bool:
-    asked = AnalyzeQuery(
+def _observe(tuner: SpeedTuner, query: TuneQuery, perf: PerfData, measurement: Measurement) -> bool:
+    in_tokens = measurement.avg_in_tokens
+    load_query = AnalyzeQuery(
         max_batch_size=query.max_batch_size or perf.max_batch_size,
         max_queue_size=query.max_queue_size,
-        avg_in_tokens=query.avg_in_tokens if seen.avg_in_tokens is None else seen.avg_in_tokens,
-        avg_out_tokens=seen.avg_out_tokens or query.avg_out_tokens,
-        arrival_rate=seen.arrival_rate,
+        avg_in_tokens=query.avg_in_tokens if in_tokens is None else in_tokens,
+        avg_out_tokens=measurement.avg_out_tokens or query.avg_out_tokens,
+        arrival_rate=measurement.arrival_rate,
     )
-    rate = np.array([seen.arrival_rate / PER_MINUTE])
+    rate = np.array([measurement.arrival_rate / PER_MINUTE])
 
     def predict(decode: float, prefill: float, load: float) -> tuple[float, float]:
-        table = asked.table_of(scaled(perf, decode, prefill), (0.0, 0.0, 0.0))
-        found = table.analyze(load * rate)
-        return float(found.ttft_ms[0]), float(found.itl_ms[0])
+        table = load_query.table(scaled(perf, decode, prefill))
+        performance = table.analyze(load * rate)
+        return float(performance.ttft_ms[0]), float(performance.itl_ms[0])
 
     observation = Observation(
-        seen.at, seen.ttft, seen.itl, seen.ttft_error, seen.itl_error, seen.load_error
+        measurement.at,
+        measurement.ttft,
+        measurement.itl,
+        measurement.ttft_error,
+        measurement.itl_error,
+        measurement.load_error,
     )
     return tuner.observe(observation, predict)

@@ -27,7 +27,7 @@ __all__ = ["add_not_found_pages", "create_blueprint"]
 def create_blueprint(service: StatelessService | StatefulService, settings: Settings) -> Blueprint:
     """Returns the routes: reads, questions and /optimizeOne; for a stateful service also edits."""
     blueprint = Blueprint("optimizer", __name__)
-    reading = Reading.REFERENCE if settings.unknown_keys == "ignore" else Reading.OURS
+    reading = Reading.REFERENCE if settings.unknown_keys == "ignore" else Reading.STRICT
     wire = Wire(
         settings.max_body_bytes,
         "OPTIMIZER_MAX_BODY_BYTES",

@@ -44,15 +44,15 @@ BARE_LIST = {"format": {"type": "string", "enum": ["list"]}}
 
 @dataclass(frozen=True, slots=True)
 class EntityKind:
-    """A kind of entity with uniform routes, whose paths contain its words. `held` is the field of
-    `System` that has them by name, `listed` the field of `data` that lists them."""
+    """A kind of entity with uniform routes, whose paths contain its words. The field
+    `system_field` of a `System` has them by name, `data_field` of `data` lists them."""
 
     word: str
     words: str
     spec: type[Body]
     data: type[Body]
-    listed: str
-    held: str
+    data_field: str
+    system_field: str
     merge: Callable[[System, Iterable[Any]], System]
     adds_by: str = ""  # verb of the route that adds one entity; empty without such a route
     absent: str = ""  # the reference's word for an entity not found, if not `word`
@@ -61,20 +61,20 @@ class EntityKind:
     def path(self, verb: str, words: str = "") -> str:
         return f"/{verb}{(words or self.word).title().replace(' ', '')}"
 
-    def one(self, system: System, name: str) -> Body:
+    def entity(self, system: System, name: str) -> Body:
         """Returns an entity. Raises NotFound."""
-        found = lookup(self.absent or self.word, getattr(system, self.held), name)
+        found = lookup(self.absent or self.word, getattr(system, self.system_field), name)
         return found if isinstance(found, Body) else CapacitySpec(type=name, count=found)
 
-    def every(self, system: System) -> Body:
-        names = sorted(getattr(system, self.held))
-        return self.data(**{self.listed: [self.one(system, name) for name in names]})
+    def entities(self, system: System) -> Body:
+        names = sorted(getattr(system, self.system_field))
+        return self.data(**{self.data_field: [self.entity(system, name) for name in names]})
 
     def without(self, system: System, name: str) -> System:
         """Raises NotFound."""
-        entities: Mapping[str, Any] = getattr(system, self.held)
+        entities: Mapping[str, Any] = getattr(system, self.system_field)
         changed: dict[str, Any] = {
-            self.held: without(entities, self.not_removed or self.word, name)
+            self.system_field: without(entities, self.not_removed or self.word, name)
         }
         return replace(system, **changed)
 
@@ -84,8 +84,8 @@ ACCELERATORS = EntityKind(
     words="accelerators",
     spec=AcceleratorSpec,
     data=AcceleratorData,
-    listed="accelerators",
-    held="accelerators",
+    data_field="accelerators",
+    system_field="accelerators",
     merge=System.with_accelerators,
     adds_by="add",
 )
@@ -96,8 +96,8 @@ KINDS = (
         words="capacities",
         spec=CapacitySpec,
         data=CapacityData,
-        listed="count",
-        held="capacities",
+        data_field="count",
+        system_field="capacities",
         merge=System.with_capacities,
         adds_by="set",
         absent="capacity for",
@@ -108,8 +108,8 @@ KINDS = (
         words="service classes",
         spec=ServiceClassSpec,
         data=ServiceClassData,
-        listed="service_classes",
-        held="classes",
+        data_field="service_classes",
+        system_field="classes",
         merge=System.with_classes,
     ),
     EntityKind(
@@ -117,8 +117,8 @@ KINDS = (
         words="servers",
         spec=ServerSpec,
         data=ServerData,
-        listed="servers",
-        held="servers",
+        data_field="servers",
+        system_field="servers",
         merge=System.with_servers,
         adds_by="add",
     ),
@@ -164,15 +164,15 @@ def _add_reads(http: HttpRoutes, service: OptimizerService, kind: EntityKind) ->
         {200: (kind.data, list[AcceleratorSpec]) if is_first else kind.data},
         query=BARE_LIST if is_first else {},
     )
-    def every() -> Any:
-        data = kind.every(service.state.system)
+    def entities() -> Any:
+        data = kind.entities(service.state.system)
         is_bare = is_first and request.args.get("format") == "list"
-        return data.dump()[kind.listed] if is_bare else data
+        return data.dump()[kind.data_field] if is_bare else data
 
     @http.get(f"{kind.path('get')}/<path:name>")
     @operation(f"One {kind.word}.", {200: kind.spec, **problems(404)})
-    def one(name: str) -> Body:
-        return kind.one(service.state.system, name)
+    def entity(name: str) -> Body:
+        return kind.entity(service.state.system, name)
 
 
 def add_edit_routes(http: HttpRoutes, service: StatefulService) -> None:
@@ -189,24 +189,24 @@ def _echo(summary: str, model: type[Body]) -> Callable[[ViewT], ViewT]:
 
 
 def _edit(
-    summary: str, answer: Content, others: Mapping[int, Content] | None = None
+    summary: str, answer: Content, failures: Mapping[int, Content] | None = None
 ) -> Callable[[ViewT], ViewT]:
     """Returns the description of an edit without a body."""
-    return operation(summary, {200: answer, **problems(503), **(others or {})})
+    return operation(summary, {200: answer, **problems(503), **(failures or {})})
 
 
 def _add_edits(http: HttpRoutes, service: StatefulService, kind: EntityKind) -> None:
     @http.post(kind.path("set", kind.words))
     @_echo(f"Merge {kind.words}.", kind.data)
     def merge(data: Body) -> Body:
-        service.update(lambda system: kind.merge(system, getattr(data, kind.listed)))
+        service.update(lambda system: kind.merge(system, getattr(data, kind.data_field)))
         return data
 
     @http.get(f"{kind.path('remove')}/<path:name>")
     @_edit(f"Remove one of the {kind.words}.", kind.spec, problems(404))
     def remove(name: str) -> Body:
         before, _ = service.update(lambda system: kind.without(system, name))
-        return kind.one(before, name)
+        return kind.entity(before, name)
 
     if not kind.adds_by:
         return
@@ -277,8 +277,8 @@ def _add_class_edits(http: HttpRoutes, service: StatefulService) -> None:
         added = read(ServiceClassSpec, {"name": name, "priority": int(priority)})
 
         def edit(system: System) -> System:
-            known = system.classes.get(name, added)
-            return system.with_classes([known.model_copy(update={"priority": added.priority})])
+            existing = system.classes.get(name, added)
+            return system.with_classes([existing.model_copy(update={"priority": added.priority})])
 
         _, after = service.update(edit)
         return after.classes[name]
@@ -293,12 +293,12 @@ def _add_class_edits(http: HttpRoutes, service: StatefulService) -> None:
         """Errors are bare JSON strings here, as in the reference."""
 
         def edit(system: System) -> System:
-            known = lookup("service class", system.classes, spec.name)
-            if known.effective_priority != spec.priority:
+            existing = lookup("service class", system.classes, spec.name)
+            if existing.effective_priority != spec.priority:
                 message = f"inconsistent specs: svcName={spec.name} ; svcPrio={spec.priority}"
                 raise InvalidRequest([Fault("", message)])
-            targets = {t.model: t for t in [*known.model_targets, *spec.model_targets]}
-            merged = known.model_copy(update={"model_targets": list(targets.values())})
+            targets = {t.model: t for t in [*existing.model_targets, *spec.model_targets]}
+            merged = existing.model_copy(update={"model_targets": list(targets.values())})
             return system.with_classes([merged])
 
         try:

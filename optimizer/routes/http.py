@@ -42,7 +42,7 @@ def no_route() -> Response:
 
 
 def with_two_names(
-    rest: str, known: Container[str], answer: Callable[[str, str], BodyT]
+    rest: str, known_names: Container[str], answer: Callable[[str, str], BodyT]
 ) -> BodyT | Response:
     """Returns the answer for the two names in a path, or `no_route` for one name. Names may contain
     slashes.
@@ -59,4 +59,4 @@ def with_two_names(
     splits = [("/".join(parts[:i]), "/".join(parts[i:])) for i in range(len(parts) - 1, 0, -1)]
     if not splits:
         return no_route()
-    return answer(*next((split for split in splits if split[0] in known), splits[-1]))
+    return answer(*next((split for split in splits if split[0] in known_names), splits[-1]))

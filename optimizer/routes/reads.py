@@ -1,6 +1,7 @@
 """Hearth's own routes that change nothing: explanations, plans, questions, the catalogue."""
 
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -54,15 +55,15 @@ def add_question_routes(http: HttpRoutes, service: OptimizerService) -> None:
     def add(
         path: str,
         summary: str,
-        query: type[Body],
+        model: type[Body],
         answers: Content,
-        ask: Callable[[Any, System], Any],
+        compute: Callable[[Any, System], Any],
         *others: int,
     ) -> None:
         @http.post(path, in_turn=True)
-        @operation(summary, {200: answers, **problems(400, *others, 413, 503)}, query)
-        def answer(asked: Body) -> Any:
-            return ask(asked, service.state.system)
+        @operation(summary, {200: answers, **problems(400, *others, 413, 503)}, model)
+        def answer(query: Body) -> Any:
+            return compute(query, service.state.system)
 
     text = "Latencies of a replica at a rate."
     add("/analyze", text, AnalyzeQuery, Analyzed, analyze, 404)
@@ -71,12 +72,12 @@ def add_question_routes(http: HttpRoutes, service: OptimizerService) -> None:
     text = "How much slower a replica is now than its parameters say, by what was observed."
     add("/tune", text, TuneQuery, Tuned, tune, 404)
     text = "Solve with other load, cost or cards."
-    add("/whatif", text, WhatIfQuery, Sweep, lambda asked, of: what_if(asked, of, solve), 404)
+    add("/whatif", text, WhatIfQuery, Sweep, partial(what_if, options=solve), 404)
     text = (
         "How many accelerators of the catalogue meet service levels, at what cost, and what would "
         "change it."
     )
-    add("/howmany", text, HowManyQuery, HowMany, lambda asked, _: how_many(asked, solve.cache))
+    add("/howmany", text, HowManyQuery, HowMany, lambda query, _: how_many(query, solve.cache))
 
 
 def etag(state: SystemState) -> str:

@@ -66,7 +66,7 @@ def _flags(http: HttpRoutes) -> OptimizerSpec:
 
 def _expected_by_client() -> Callable[[SystemState], bool]:
     """Returns the check for If-Match: an ETag must be the state's; `*` or none allow any state."""
-    wanted = request.if_match
-    if not wanted or wanted.star_tag:
+    tags = request.if_match
+    if not tags or tags.star_tag:
         return lambda _: True
-    return lambda state: etag(state) in wanted
+    return lambda state: etag(state) in tags

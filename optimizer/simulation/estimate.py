@@ -30,10 +30,6 @@ class Mean:
     value: float
     half_width: float
 
-    @property
-    def bounds(self) -> tuple[float, float]:
-        return max(self.value - self.half_width, 0.0), self.value + self.half_width
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:

@@ -1,12 +1,12 @@
-"""The problem and the solution of every solver, and the protocol between them.
+"""The problem and the solution of every solver, and what a solver is.
 
 A solver is pure: it holds no state between calls, reads a clock only for a time limit, and may
 be used from any thread. Equal problems give equal answers: ties go to lower cost, then name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from optimizer.spec import SaturationPolicy
 
@@ -96,7 +96,6 @@ class Scarcity:
     delayed: bool = False  # best effort after all priorities, not after each
 
 
-class Solver(Protocol):
-    def solve(self, problem: Problem) -> Solution:
-        """Returns a solution with every contender in `choices` or, with a reason, in `unserved`.
-        Never raises."""
+Solver = Callable[[Problem], Solution]
+"""Returns a solution with every contender in `choices` or, with a reason, in `unserved`. Never
+raises."""

@@ -44,8 +44,8 @@ class Assignment:
     def worth(self) -> tuple[tuple[int, ...], float]:
         """Returns a sort key, better plans first: by the number of servers left out of the highest
         priority, then of the next, and so on; last by total value."""
-        held = zip(self._options, self._taken, strict=True)
-        values = [options[index].value for options, index in held if index < len(options)]
+        taken = zip(self._options, self._taken, strict=True)
+        values = [options[index].value for options, index in taken if index < len(options)]
         return tuple(-priority for priority in self.left_out), fsum(values)
 
     def choices(self) -> dict[str, SolverChoice]:
@@ -69,17 +69,19 @@ class Assignment:
 
     def _grant(self, server: int) -> bool:
         """Give a server the first better candidate it can have. Returns False if there is none."""
-        held = self._current_candidate(server)
-        own_type, own = ("", 0) if held is None else (held.card_type, _cards(held))
+        current = self._current_candidate(server)
+        current_type, current_cards = (
+            ("", 0) if current is None else (current.card_type, _cards(current))
+        )
         for index, wish in enumerate(self._options[server][: self._taken[server]]):
             card_type, free = wish.card_type, self._left[wish.card_type]
-            others = len(self._holders[card_type])
-            if own and card_type == own_type:
-                free += own
-                others -= 1
+            num_others = len(self._holders[card_type])
+            if current_cards and card_type == current_type:
+                free += current_cards
+                num_others -= 1
             # `_make_room` would notice only after some moves that there are too few looks.
             if _cards(wish) <= free or (
-                0 < others <= self._looks and self._make_room(server, wish)
+                0 < num_others <= self._looks and self._make_room(server, wish)
             ):
                 self._take(server, index)
                 return True
@@ -148,14 +150,14 @@ class Assignment:
         return options[index] if index < len(options) else None
 
     def _value(self, server: int) -> float:
-        held = self._current_candidate(server)
-        return self._outside[server] if held is None else held.value
+        current = self._current_candidate(server)
+        return self._outside[server] if current is None else current.value
 
     def _take(self, server: int, index: int) -> None:
-        held, options = self._current_candidate(server), self._options[server]
-        if held is not None:
-            self._left[held.card_type] += _cards(held)
-            self._holders[held.card_type].discard(server)
+        current, options = self._current_candidate(server), self._options[server]
+        if current is not None:
+            self._left[current.card_type] += _cards(current)
+            self._holders[current.card_type].discard(server)
         self._taken[server] = index
         if index < len(options):
             self._hold(server, options[index])

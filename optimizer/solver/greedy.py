@@ -22,32 +22,22 @@ NO_ROOM = "capacity: none of its candidates fits the cards that are left"
 _Rank = tuple[int, float, float, str]
 
 
-class GreedySolver:
-    """A `Solver` for limited cards."""
-
-    def __init__(self, scarcity: Scarcity) -> None:
-        self._scarcity = scarcity
-
-    def solve(self, problem: Problem) -> Solution:
-        turns = sorted((_Turn(contender) for contender in problem.contenders), key=lambda t: t.rank)
-        if self._scarcity.delayed:
-            groups = [turns]
-        else:
-            groups = [list(g) for _, g in groupby(turns, key=lambda t: t.contender.priority)]
-        stock = Stock(problem.cards)
-        choices: dict[str, SolverChoice] = {}
-        for group in groups:
-            leftovers = _allocate(group, stock, choices)
-            choices |= best_effort(self._scarcity.policy, leftovers, stock)
-        return Solution(
-            choices={server: (choice,) for server, choice in choices.items()},
-            unserved={
-                contender.server: NO_ROOM
-                for contender in problem.contenders
-                if contender.server not in choices
-            },
-            solver="greedy",
-        )
+def solve_greedily(problem: Problem, scarcity: Scarcity) -> Solution:
+    turns = sorted((_Turn(contender) for contender in problem.contenders), key=lambda t: t.rank)
+    if scarcity.delayed:
+        groups = [turns]
+    else:
+        groups = [list(g) for _, g in groupby(turns, key=lambda t: t.contender.priority)]
+    stock = Stock(problem.cards)
+    choices: dict[str, SolverChoice] = {}
+    for group in groups:
+        leftovers = _allocate(group, stock, choices)
+        choices |= best_effort(scarcity.policy, leftovers, stock)
+    return Solution(
+        choices={server: (choice,) for server, choice in choices.items()},
+        unserved={c.server: NO_ROOM for c in problem.contenders if c.server not in choices},
+        solver="greedy",
+    )
 
 
 class _Turn:

@@ -50,20 +50,20 @@ class Market:
 
     @classmethod
     def of(cls, contenders: Sequence[Contender], cards: Mapping[str, int]) -> Self:
-        every = list(chain.from_iterable(contender.candidates for contender in contenders))
+        candidates = list(chain.from_iterable(contender.candidates for contender in contenders))
         # Arrays, because with hundreds of servers Python loops would take most of a solve.
         accelerators, values, replicas, cards_each = (
-            map(attrgetter(name), every)
+            map(attrgetter(name), candidates)
             for name in ("accelerator", "value", "replicas", "cards_per_replica")
         )
         names = list(accelerators)
         row_by_name = {name: row for row, name in enumerate(sorted(set(names)))}
-        type_names = [every[names.index(name)].card_type for name in row_by_name]
+        type_names = [candidates[names.index(name)].card_type for name in row_by_name]
         types = sorted(set(type_names))
         limits = np.array([float(cards.get(name, 0)) for name in types])
         card_type = np.array([types.index(name) for name in type_names])
 
-        size = len(every)
+        size = len(candidates)
         counts = np.array([len(contender.candidates) for contender in contenders])
         column = np.repeat(np.arange(len(counts)), counts)
         at = np.fromiter(map(row_by_name.__getitem__, names), np.int64, size), column
@@ -94,14 +94,14 @@ class Market:
             cost = self._cost(price)
             least = cost.min(axis=0)
             takes = np.flatnonzero(cost == least)
-            asked = np.bincount(card_type[takes], need[takes], len(price))
+            demand = np.bincount(card_type[takes], need[takes], len(price))
             bound = float(least.sum() - price @ self.cards)
-            known = found.get(asked.tobytes())
-            if known is None or bound > known.bound:
-                found[asked.tobytes()] = Prices(bound, price)
+            earlier = found.get(demand.tobytes())
+            if earlier is None or bound > earlier.bound:
+                found[demand.tobytes()] = Prices(bound, price)
             if number == 0:
-                price = np.where(asked > self.cards, start, UNASKED * start)
-            move = _within(-MAX_MOVE, np.log((asked + A_BIT) / (self.cards + A_BIT)), MAX_MOVE)
+                price = np.where(demand > self.cards, start, UNASKED * start)
+            move = _within(-MAX_MOVE, np.log((demand + A_BIT) / (self.cards + A_BIT)), MAX_MOVE)
             step = _within(STEPS[0], step * np.where(move * before < 0, SLOWER, FASTER), STEPS[1])
             price, before = price * np.exp(step * move), move
         return sorted(found.values(), key=lambda prices: -prices.bound)[:count]
@@ -134,8 +134,8 @@ class _Cut:
         self._row = cost.argmin(axis=0)
         self._is_out = np.zeros(len(self._row), dtype=np.bool_)
         need = market.need[self._row, np.arange(len(self._row))]
-        asked = np.bincount(market.card_type[self._row], need, len(market.cards))
-        self.left = market.cards - asked  # cards by type, negative with excess demand
+        demand = np.bincount(market.card_type[self._row], need, len(market.cards))
+        self.left = market.cards - demand  # cards by type, negative with excess demand
 
     def move_away(self, card_type: int) -> bool:
         """Move servers off a type until it suffices, the least loss per freed card first. Returns

@@ -31,7 +31,7 @@ from optimizer.solver import (
     Solution,
     SolverChoice,
 )
-from optimizer.solver.greedy import GreedySolver
+from optimizer.solver.greedy import solve_greedily
 from optimizer.solver.saturation import Stock, best_effort
 
 NO_ROOM = "capacity: the cards do not suffice for it beside the servers that were kept"
@@ -53,42 +53,35 @@ class MilpOptions:
     relative_gap: float
 
 
-class MilpSolver:
-    """A `Solver` for limited cards. If it finds nothing, the greedy solver answers, with a note."""
-
-    def __init__(self, options: MilpOptions, scarcity: Scarcity) -> None:
-        self._options, self._scarcity = options, scarcity
-
-    def solve(self, problem: Problem) -> Solution:
-        name = "milp-heterogeneous" if self._options.heterogeneous else "milp"
-        idle: list[Contender] = []
-        contenders: list[Contender] = []
-        for contender in problem.contenders:
-            runs_nothing = all(c.replicas == 0 for c in contender.candidates)
-            (idle if runs_nothing else contenders).append(contender)
-        settled = {c.server: (SolverChoice(c.candidates[0], 0),) for c in idle}
-        if not contenders:
-            return Solution(settled, solver=name)
-        program = _Program(Problem(tuple(contenders), problem.cards), self._options)
-        outcome = program.run()
-        if outcome is None or not np.isfinite(outcome.gap):
-            greedy = GreedySolver(self._scarcity).solve(problem)
-            if outcome is None or _served(contenders, greedy.choices) > _served(
-                contenders, outcome.choices
-            ):
-                note = (
-                    f"MILP found nothing better in {self._options.time_limit_s:g} s; greedy instead"
-                )
-                return Solution(greedy.choices, greedy.unserved, "greedy", (note,))
-        choices = settled | outcome.choices
-        left_out = sorted(
-            (c for c in contenders if c.server not in choices), key=lambda c: (c.priority, c.server)
-        )
-        stock = Stock(problem.cards, chain.from_iterable(choices.values()))
-        for server, choice in best_effort(self._scarcity.policy, left_out, stock).items():
-            choices[server] = (choice,)
-        unserved = {c.server: NO_ROOM for c in left_out if c.server not in choices}
-        return Solution(choices, unserved, name, outcome.notes, outcome.gap)
+def solve_milp(problem: Problem, scarcity: Scarcity, options: MilpOptions) -> Solution:
+    """Solves for limited cards. If it finds nothing, the greedy solver answers, with a note."""
+    name = "milp-heterogeneous" if options.heterogeneous else "milp"
+    idle: list[Contender] = []
+    contenders: list[Contender] = []
+    for contender in problem.contenders:
+        runs_nothing = all(c.replicas == 0 for c in contender.candidates)
+        (idle if runs_nothing else contenders).append(contender)
+    settled = {c.server: (SolverChoice(c.candidates[0], 0),) for c in idle}
+    if not contenders:
+        return Solution(settled, solver=name)
+    program = _Program(Problem(tuple(contenders), problem.cards), options)
+    outcome = program.run()
+    if outcome is None or not np.isfinite(outcome.gap):
+        greedy = solve_greedily(problem, scarcity)
+        if outcome is None or _served(contenders, greedy.choices) > _served(
+            contenders, outcome.choices
+        ):
+            note = f"MILP found nothing better in {options.time_limit_s:g} s; greedy instead"
+            return Solution(greedy.choices, greedy.unserved, "greedy", (note,))
+    choices = settled | outcome.choices
+    left_out = sorted(
+        (c for c in contenders if c.server not in choices), key=lambda c: (c.priority, c.server)
+    )
+    stock = Stock(problem.cards, chain.from_iterable(choices.values()))
+    for server, choice in best_effort(scarcity.policy, left_out, stock).items():
+        choices[server] = (choice,)
+    unserved = {c.server: NO_ROOM for c in left_out if c.server not in choices}
+    return Solution(choices, unserved, name, outcome.notes, outcome.gap)
 
 
 def _served(contenders: list[Contender], choices: Mapping[str, object]) -> list[int]:
@@ -128,7 +121,7 @@ class _Program:
         notes: list[str] = []
         solved = self._minimise(self._objective(), self._gap, everyone=True)
         if solved is None:
-            solved = self._leave_out_as_few_as_possible()
+            solved = self._leave_out_fewest()
             notes.append("the cards do not hold all servers; the lowest priorities were left out")
         if solved is None or not self._holds(solved[0]):
             return None
@@ -139,17 +132,17 @@ class _Program:
             notes.append(f"time limit reached at a gap of {100 * gap:.2g} %")
         return _Outcome(self._choices(x), gap, tuple(notes))
 
-    def _leave_out_as_few_as_possible(self) -> tuple[FloatArray, float] | None:
+    def _leave_out_fewest(self) -> tuple[FloatArray, float] | None:
         """Keep the most servers, priority by priority; then, with those counts, the least value.
         The gap is infinite if there was no time to prove the counts."""
         kept: list[LinearConstraint] = []
         best, is_proven = None, True
         priorities = sorted({c.priority for c in self._contenders})
-        for done, priority in enumerate(priorities):
+        for rank, priority in enumerate(priorities):
             row = np.zeros(self._size)
             for i, contender in enumerate(self._contenders):
                 row[self._first_y + i] = contender.priority == priority
-            fewest = self._minimise(row, 0.0, extra=kept, turns=len(priorities) - done + 1)
+            fewest = self._minimise(row, 0.0, extra=kept, turns=len(priorities) - rank + 1)
             if fewest is None:
                 break
             best = fewest[0], np.inf
@@ -238,10 +231,10 @@ class _Program:
         rows, columns, cards = [], [], []
         for column, (_, candidate) in enumerate(self._columns):
             if candidate.cards_per_replica:
-                whole = 1 if self._options.heterogeneous else candidate.replicas
+                replicas = 1 if self._options.heterogeneous else candidate.replicas
                 rows.append(row_by_type[candidate.card_type])
                 columns.append(column)
-                cards.append(whole * candidate.cards_per_replica)
+                cards.append(replicas * candidate.cards_per_replica)
         matrix = coo_array((cards, (rows, columns)), shape=(len(types), self._size), dtype=float)
         limits = np.array([self._cards.get(card_type, 0) for card_type in types], dtype=float)
         return LinearConstraint(matrix.tocsr(), -np.inf, limits)

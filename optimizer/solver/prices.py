@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from optimizer.solver import Contender, Problem, Scarcity, Solution, SolverChoice
 from optimizer.solver.exchange import Assignment
-from optimizer.solver.greedy import NO_ROOM, GreedySolver
+from optimizer.solver.greedy import NO_ROOM, solve_greedily
 from optimizer.solver.market import Market
 from optimizer.solver.saturation import Stock, best_effort
 
@@ -38,69 +38,69 @@ IN_SMALL, IN_LARGE = _Effort(plans=8, looks=100_000), _Effort(plans=1, looks=300
 _Choices = dict[str, SolverChoice]
 
 
-class PriceSolver:
-    """A `Solver` for limited cards: never worse than the greedy one, rarely far from the MILP."""
+def solve_by_prices(problem: Problem, scarcity: Scarcity) -> Solution:
+    """Solves for limited cards, never worse than the greedy solver, rarely far from the MILP."""
+    greedy = solve_greedily(problem, scarcity)
+    if _all_have_their_best(problem.contenders, greedy.choices):
+        return replace(greedy, solver=NAME)
+    contenders = sorted(problem.contenders, key=lambda contender: contender.server)
+    start = {server: choice for server, (choice,) in greedy.choices.items()}
+    answers = [start, *_answers(contenders, problem.cards, start, scarcity)]
+    best = min(answers, key=lambda choices: _shortfall(contenders, choices, scarcity))
+    return Solution(
+        choices={server: (choice,) for server, choice in best.items()},
+        unserved={c.server: NO_ROOM for c in contenders if c.server not in best},
+        solver=NAME,
+    )
 
-    def __init__(self, scarcity: Scarcity) -> None:
-        self._scarcity = scarcity
 
-    def solve(self, problem: Problem) -> Solution:
-        greedy = GreedySolver(self._scarcity).solve(problem)
-        if _all_have_their_best(problem.contenders, greedy.choices):
-            return replace(greedy, solver=NAME)
-        contenders = sorted(problem.contenders, key=lambda contender: contender.server)
-        start = {server: choice for server, (choice,) in greedy.choices.items()}
-        answers = [start, *self._answers(contenders, problem.cards, start)]
-        best = min(answers, key=lambda choices: self._shortfall(contenders, choices))
-        return Solution(
-            choices={server: (choice,) for server, choice in best.items()},
-            unserved={c.server: NO_ROOM for c in contenders if c.server not in best},
-            solver=NAME,
-        )
+def _answers(
+    contenders: Sequence[Contender],
+    cards: Mapping[str, int],
+    start: _Choices,
+    scarcity: Scarcity,
+) -> Iterator[_Choices]:
+    """Yields other answers than greedy's: one with best effort last, and, because that may
+    violate the order of priorities, one that keeps greedy's best effort."""
+    parts = {s: c for s, c in start.items() if c.replicas < c.candidate.replicas}
+    whole = {s: c for s, c in start.items() if s not in parts} if parts else start
+    found = _search(contenders, cards, whole)
+    left_out = sorted(
+        (c for c in contenders if c.server not in found), key=lambda c: (c.priority, c.server)
+    )
+    if not left_out:
+        yield found
+        return
+    stock = Stock(cards, found.values())
+    yield found | best_effort(scarcity.policy, left_out, stock)
+    if parts and not scarcity.delayed:
+        others = [c for c in contenders if c.server not in parts]
+        yield _search(others, Stock(cards, parts.values()).cards, whole) | parts
 
-    def _answers(
-        self, contenders: Sequence[Contender], cards: Mapping[str, int], start: _Choices
-    ) -> Iterator[_Choices]:
-        """Yields other answers than greedy's: one with best effort last, and, because that may
-        violate the order of priorities, one that keeps greedy's best effort."""
-        parts = {s: c for s, c in start.items() if c.replicas < c.candidate.replicas}
-        whole = {s: c for s, c in start.items() if s not in parts} if parts else start
-        found = _search(contenders, cards, whole)
-        left_out = sorted(
-            (c for c in contenders if c.server not in found), key=lambda c: (c.priority, c.server)
-        )
-        if not left_out:
-            yield found
-            return
-        stock = Stock(cards, found.values())
-        yield found | best_effort(self._scarcity.policy, left_out, stock)
-        if parts and not self._scarcity.delayed:
-            others = [c for c in contenders if c.server not in parts]
-            yield _search(others, Stock(cards, parts.values()).cards, whole) | parts
 
-    def _shortfall(
-        self, contenders: Iterable[Contender], choices: _Choices
-    ) -> tuple[tuple[float, ...], float]:
-        """Returns a sort key, better answers first: by the number of servers not served whole and
-        by their missing shares, for each priority from the highest; last by total value."""
-        values = [choice.candidate.value for choice in choices.values()]
-        lacking: dict[int, list[float]] = defaultdict(list)  # shares by priority
-        for contender in contenders:
-            choice = choices.get(contender.server)
-            if choice is None:
-                lacking[contender.priority].append(1.0)
-            elif choice.replicas < choice.candidate.replicas:
-                share = 1 - choice.replicas / choice.candidate.replicas
-                lacking[contender.priority].append(share)
-                values.append(-share * choice.candidate.value)
-        total = fsum(values)
-        if not lacking:
-            return (), total
-        shares = [lacking[priority] for priority in sorted({c.priority for c in contenders})]
-        whole, all_told = [float(len(each)) for each in shares], [fsum(each) for each in shares]
-        if self._scarcity.delayed:
-            return (*whole, *all_told), total
-        return tuple(chain.from_iterable(zip(whole, all_told, strict=True))), total
+def _shortfall(
+    contenders: Iterable[Contender], choices: _Choices, scarcity: Scarcity
+) -> tuple[tuple[float, ...], float]:
+    """Returns a sort key, better answers first: by the number of servers not served whole and
+    by their missing shares, for each priority from the highest; last by total value."""
+    values = [choice.candidate.value for choice in choices.values()]
+    lacking: dict[int, list[float]] = defaultdict(list)  # shares by priority
+    for contender in contenders:
+        choice = choices.get(contender.server)
+        if choice is None:
+            lacking[contender.priority].append(1.0)
+        elif choice.replicas < choice.candidate.replicas:
+            share = 1 - choice.replicas / choice.candidate.replicas
+            lacking[contender.priority].append(share)
+            values.append(-share * choice.candidate.value)
+    total = fsum(values)
+    if not lacking:
+        return (), total
+    shares = [lacking[priority] for priority in sorted({c.priority for c in contenders})]
+    counts, missing = [float(len(each)) for each in shares], [fsum(each) for each in shares]
+    if scarcity.delayed:
+        return (*counts, *missing), total
+    return tuple(chain.from_iterable(zip(counts, missing, strict=True))), total
 
 
 def _all_have_their_best(

@@ -87,9 +87,9 @@ def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, So
                 choices[contender.server] = dealt._replace(replicas=dealt.replicas + turns)
         stay = []
         for contender in playing:
-            held = choices.get(contender.server)
-            candidate = held.candidate if held else _first_with_room(contender, stock)
-            replicas = held.replicas if held else 0
+            choice = choices.get(contender.server)
+            candidate = choice.candidate if choice else _first_with_room(contender, stock)
+            replicas = choice.replicas if choice else 0
             if candidate is None or replicas == candidate.replicas or not stock.fits(candidate, 1):
                 continue
             stock.take(candidate, 1)
@@ -103,16 +103,16 @@ def _whole_turns(
     playing: Iterable[Contender], choices: Mapping[str, SolverChoice], stock: Stock
 ) -> int:
     """Returns the number of turns, from the second on, in which all servers get a replica."""
-    asked: Counter[str] = Counter()
+    cards_per_turn: Counter[str] = Counter()
     turns = []
     for contender in playing:
-        held = choices.get(contender.server)
-        if held is None:
+        choice = choices.get(contender.server)
+        if choice is None:
             return 0
-        turns.append(held.candidate.replicas - held.replicas)
-        asked[held.candidate.card_type] += held.candidate.cards_per_replica
+        turns.append(choice.candidate.replicas - choice.replicas)
+        cards_per_turn[choice.candidate.card_type] += choice.candidate.cards_per_replica
     left = stock.cards
-    turns += [left.get(kind, 0) // cards for kind, cards in asked.items() if cards]
+    turns += [left.get(kind, 0) // cards for kind, cards in cards_per_turn.items() if cards]
     return min(turns)
 
 

@@ -3,14 +3,7 @@
 from optimizer.solver import Problem, Solution, SolverChoice
 
 
-class UnlimitedSolver:
-    """A `Solver` that ignores capacity."""
-
-    def solve(self, problem: Problem) -> Solution:
-        choices = {
-            contender.server: (
-                SolverChoice(contender.candidates[0], contender.candidates[0].replicas),
-            )
-            for contender in problem.contenders
-        }
-        return Solution(choices, solver="unlimited")
+def solve_unlimited(problem: Problem) -> Solution:
+    best = {contender.server: contender.candidates[0] for contender in problem.contenders}
+    choices = {server: (SolverChoice(each, each.replicas),) for server, each in best.items()}
+    return Solution(choices, solver="unlimited")

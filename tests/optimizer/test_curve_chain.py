@@ -1,6 +1,5 @@
 """The chain over measured step times: exact cases, limits, and the simulation as its judge."""
 
-from dataclasses import fields
 from itertools import islice
 
 import numpy as np
@@ -10,9 +9,9 @@ from hypothesis import strategies as st
 
 from lab.benches.truth.simulator import compare, random_systems
 from optimizer.model.curve_chain import CurveModel, CurveReplica
-from optimizer.model.curve_rates import Shape, all_rates, saturated_rates, state_rates
+from optimizer.model.curve_rates import Shape, all_rates
 from optimizer.model.queueing import Replica, analyze
-from optimizer.model.sizing import Targets, size
+from optimizer.model.sizing import size
 from optimizer.simulation.server import Server, serve
 from optimizer.simulation.traffic import Requests
 from tests.optimizer.curves import curve, points
@@ -28,29 +27,17 @@ def test_curve_is_straight_between_points_flat_below_and_goes_on_beyond() -> Non
 
 
 def test_rate_of_one_request_is_that_of_its_steps() -> None:
-    rates = state_rates(BENT, Shape(64, 96), 3)
+    rates, _ = all_rates(BENT, Shape(64, 96), 3)
     assert 1 / rates.rate_per_ms[0] == pytest.approx(63 * 0.02 + 96 * 0.8)
-    assert rates.own_ms[0] == pytest.approx(0.8 + 63 * 0.02)
+    assert rates.first_token_ms[0] == pytest.approx(0.8 + 63 * 0.02)
 
 
 def test_rates_of_many_states_lie_between_those_that_are_solved_for() -> None:
     shape = Shape(300, 100)
-    many = state_rates(BENT, shape, 20_000)
+    many, _ = all_rates(BENT, shape, 20_000)
     for rows in (700, 5001, 20_000):
-        alone = saturated_rates(BENT, shape, rows).rate_per_ms[0]
+        alone = all_rates(BENT, shape, rows)[1].rate_per_ms[0]
         assert many.rate_per_ms[rows - 1] == pytest.approx(alone, rel=1e-2)
-
-
-@pytest.mark.parametrize("max_batch", [1, 12, 700])
-def test_all_rates_are_those_of_states_and_of_a_replica_with_requests_waiting(
-    max_batch: int,
-) -> None:
-    shape = Shape(64, 96)
-    states, saturated = all_rates(BENT, shape, max_batch)
-    apart = saturated_rates(BENT, shape, max_batch)
-    assert states.rate_per_ms.shape == (max_batch,)
-    for field in fields(saturated):
-        np.testing.assert_array_equal(getattr(saturated, field.name), getattr(apart, field.name))
 
 
 @pytest.mark.parametrize("chunk", [1e6, 50.0, 25.0])
@@ -63,19 +50,19 @@ def test_saturated_rate_is_what_a_crowd_gets_from_the_simulated_server(chunk: fl
     )  # fmt: skip
     last_ms = serve(Server(steps, 12, count), crowd).end_ms
     per_ms = (count - 400) / (np.sort(last_ms)[-200] - np.sort(last_ms)[200])
-    rate = saturated_rates(steps, Shape(64, crowd.out_tokens.mean()), 12).rate_per_ms[0]
+    rate = all_rates(steps, Shape(64, crowd.out_tokens.mean()), 12)[1].rate_per_ms[0]
     assert rate == pytest.approx(per_ms, rel=0.02)
 
 
 def test_chain_of_flat_steps_without_prompts_is_the_reference_chain() -> None:
     """Constant steps: M/M/N, which alpha alone gives as well; only residual steps are added."""
-    one = CurveReplica(curve((1, 10.0)), Shape(1, 4000), 1.0, 8, 80)
+    chain = CurveReplica(curve((1, 10.0)), Shape(1, 4000), 1.0, 8, 80)
     lines = line_replica(
         alpha=10, beta=0, gamma=10, delta=0, in_tokens=1, out_tokens=4000, batch=8, queue=80
     )
     for load in (0.3, 0.7, 0.95):
-        rate = load * one.max_rate_per_ms
-        found, known = one.solve(rate), analyze(lines, np.array([rate]))
+        rate = load * chain.max_rate_per_ms
+        found, known = chain.solve(rate), analyze(lines, np.array([rate]))
         assert found.in_service == pytest.approx(known.in_service[0], rel=1e-3)
         assert found.itl_ms == pytest.approx(10, rel=1e-3)
         queue_ms = float(known.wait_ms[0])
@@ -90,13 +77,13 @@ def test_chain_is_within_five_percent_of_the_simulation() -> None:
 
 
 def test_overload_continues_what_holds_below_it_and_departs_what_it_can() -> None:
-    one = CurveReplica(BENT, Shape(64, 96), 0.5, 16, 50)
-    below, above = (one.solve(one.max_rate_per_ms * load) for load in (1 - 1e-6, 1 + 1e-6))
+    chain = CurveReplica(BENT, Shape(64, 96), 0.5, 16, 50)
+    below, above = (chain.solve(chain.max_rate_per_ms * load) for load in (1 - 1e-6, 1 + 1e-6))
     for name in ("ttft_ms", "itl_ms", "in_service"):
         assert getattr(above, name) == pytest.approx(getattr(below, name), rel=1e-2)
-    flooded = one.solve(1e9 * one.max_rate_per_ms)
-    assert flooded.throughput_per_ms == pytest.approx(one.max_rate_per_ms, rel=0.01)
-    assert flooded.wait_ms == pytest.approx(50 / one.max_rate_per_ms, rel=0.02)
+    flooded = chain.solve(1e9 * chain.max_rate_per_ms)
+    assert flooded.throughput_per_ms == pytest.approx(chain.max_rate_per_ms, rel=0.01)
+    assert flooded.wait_ms == pytest.approx(50 / chain.max_rate_per_ms, rel=0.02)
     assert flooded.loss == pytest.approx(1)
 
 
@@ -111,16 +98,16 @@ def test_equal_answers_wait_for_half_as_long_as_exponential_ones() -> None:
 def test_sizing_finds_the_rate_at_which_the_target_is_met() -> None:
     chain = CurveReplica(BENT, Shape(64, 96), 1.0, 32, 320)
     one = Replica(CurveModel([chain]), np.array([32]), np.array([320]))
-    sizing = size(one, Targets(np.array([50.0]), np.array([0.0]), np.array([0.0])))
+    sizing = size(one, np.array([50.0]), np.array([0.0]), np.array([0.0]))
     assert chain.solve(float(sizing.rate_for_ttft[0])).ttft_ms == pytest.approx(50, rel=1e-6)
     assert sizing.rate_for_itl[0] == pytest.approx(0.999 * chain.max_rate_per_ms)
 
 
 def test_time_above_the_measured_rows_is_told() -> None:
     short = curve((1, 1.0), (4, 2.0))
-    one = CurveReplica(short, Shape(16, 64), 1.0, 16, 160)
-    assert one.solve(0.1 * one.max_rate_per_ms).above_measured < 0.01
-    assert one.solve(0.95 * one.max_rate_per_ms).above_measured > 0.5
+    chain = CurveReplica(short, Shape(16, 64), 1.0, 16, 160)
+    assert chain.solve(0.1 * chain.max_rate_per_ms).above_measured < 0.01
+    assert chain.solve(0.95 * chain.max_rate_per_ms).above_measured > 0.5
 
 
 @given(

@@ -1,14 +1,19 @@
 """`hearth plan`: what it prints, what it reads, and that its documentation shows what it says."""
 
 import json
+import math
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lab.kit.servers import TIMEOUT_S
 from optimizer.plan import main
@@ -45,8 +50,8 @@ def test_nothing_heavy_is_imported_that_the_answer_does_not_need(
     arguments: list[str], heavy: set[str]
 ) -> None:
     command = [sys.executable, "-c", COUNT_IMPORTS, *arguments]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
-    assert heavy.isdisjoint(json.loads(told.stderr))
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    assert heavy.isdisjoint(json.loads(result.stderr))
 
 
 def block(name: str) -> str:
@@ -64,8 +69,8 @@ def test_the_documented_command_answers_as_documented() -> None:
 def test_documented_prices_are_read(tmp_path: Path) -> None:
     path = tmp_path / "prices.yaml"
     path.write_text(block("yaml prices"))
-    told = ran(*ASKED, "--prices", str(path), "--json")
-    (choice,) = json.loads(told.stdout)["choices"]
+    result = ran(*ASKED, "--prices", str(path), "--json")
+    (choice,) = json.loads(result.stdout)["choices"]
     assert choice["costPerCard"] == 210
 
 
@@ -77,26 +82,26 @@ def test_every_option_is_documented() -> None:
 def test_step_costs_of_a_server_replace_the_catalogue(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     path.write_text(json.dumps({"some-model": STEPS}))
-    told = ran(*ASKED, "--perf", str(path))
-    assert told.exit_code == 0
-    assert "measured ±" in told.stdout
-    assert "32 x 0.113 GB" in told.stdout  # no more rows than were measured
-    assert "your measurement, in place of the catalogue's" in told.stdout
+    result = ran(*ASKED, "--perf", str(path))
+    assert result.exit_code == 0
+    assert "measured ±" in result.stdout
+    assert "32 x 0.113 GB" in result.stdout  # no more rows than were measured
+    assert "your measurement, in place of the catalogue's" in result.stdout
 
 
 def test_a_fit_replaces_the_catalogue(tmp_path: Path) -> None:
     path = tmp_path / "perf.json"
     parms = {"decodeParms": {"alpha": 5.0, "beta": 0.1}, "prefillParms": {"delta": 0.01}}
     path.write_text(json.dumps({"models": [{"name": "qwen3-8b", "acc": "h100", **parms}]}))
-    told = ran(*ASKED, "--perf", str(path))
-    assert "measured ±0%" in told.stdout
-    assert "Measured data without errors has no interval" in told.stdout
+    result = ran(*ASKED, "--perf", str(path))
+    assert "measured ±0%" in result.stdout
+    assert "Measured data without errors has no interval" in result.stdout
 
 
 def test_levels_that_nothing_meets_end_with_a_status_and_the_nearest() -> None:
-    told = ran(*ASKED, "--itl", "0.1")
-    assert told.exit_code == 1
-    assert re.search(r"The nearest, 8xh100, does TTFT [\d.]+ ms and ITL [\d.]+ ms", told.stdout)
+    result = ran(*ASKED, "--itl", "0.1")
+    assert result.exit_code == 1
+    assert re.search(r"The nearest, 8xh100, does TTFT [\d.]+ ms and ITL [\d.]+ ms", result.stdout)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +134,36 @@ def test_files_that_cannot_be_used_are_told_with_their_fault(
     assert told in result.stderr
 
 
+NUMBERS = st.sampled_from([0, 1, -1, 2.5, 1e308, math.nan, math.inf, 10**400, True])
+ODD: st.SearchStrategy[Any] = st.recursive(
+    st.none() | NUMBERS | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["h100", "models", "decode_ms", "prefill_ms_per_token", "name", "acc"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(ODD, st.sampled_from(["--prices", "--perf"]), st.sampled_from(["json", "yaml"]))
+def test_whatever_a_file_of_prices_or_measurements_holds_is_read_or_refused(
+    value: Any, option: str, kind: str
+) -> None:
+    with TemporaryDirectory() as place:
+        path = Path(place) / f"f.{kind}"
+        path.write_bytes(json.dumps(value).encode(errors="surrogatepass"))
+        result = ran(*ASKED, "--itl", "60", option, str(path))
+        assert result.exit_code in (0, 1)
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        assert len(result.stderr) < 4000
+
+
 def test_step_costs_need_to_be_of_one_accelerator(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     path.write_text(json.dumps(STEPS))
-    told = ran("--model", "qwen3-8b", "--rate", "2", "--perf", str(path))
-    assert "name it with one --accelerator" in told.stderr
+    result = ran("--model", "qwen3-8b", "--rate", "2", "--perf", str(path))
+    assert "name it with one --accelerator" in result.stderr

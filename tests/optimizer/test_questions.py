@@ -24,8 +24,8 @@ OPTIONS = SolveOptions(SizingCache())
 
 def test_explanation_names_the_bound_of_every_accelerator_and_by_how_much() -> None:
     slow = perf("B", decodeParms={"alpha": 20, "beta": 0.3})
-    told: Any = explain(system([server()], perfs=[perf("A"), slow]), "s", SizingCache())
-    good, bad = told["candidates"]
+    answer: Any = explain(system([server()], perfs=[perf("A"), slow]), "s", SizingCache())
+    good, bad = answer["candidates"]
     assert (good["accelerator"], good["feasible"], good["numReplicas"]) == ("A", True, 2)
     assert min(good["maxRateFor"].values()) == pytest.approx(98.87, abs=0.1)
     assert not bad["feasible"]
@@ -36,8 +36,8 @@ def test_explanation_names_the_bound_of_every_accelerator_and_by_how_much() -> N
 
 def test_explanation_says_why_an_accelerator_was_not_tried() -> None:
     one = server(keepAccelerator=True, currentAlloc={"accelerator": "B", "numReplicas": 1})
-    told = explain(system([one]), "s", SizingCache())
-    assert [c["reason"] and c["reason"]["code"] for c in told["candidates"]] == ["keep", None]
+    answer = explain(system([one]), "s", SizingCache())
+    assert [c["reason"] and c["reason"]["code"] for c in answer["candidates"]] == ["keep", None]
     bare = explain(system([server()], perfs=[perf("A")]), "s", SizingCache())
     assert [c["reason"] and c["reason"]["code"] for c in bare["candidates"]] == [None, "perf"]
 
@@ -54,8 +54,8 @@ def test_explanation_of_refused_and_of_idle_servers() -> None:
 def test_explanation_names_the_cards_that_ran_out() -> None:
     first = server("first", desiredAlloc=at("A", 2))
     second = server("second", desiredAlloc=at("B", 2))
-    told = explain(system([first, second], capacity={"A": 3, "B": 4}), "second", SizingCache())
-    lacking, enough = told["candidates"]
+    answer = explain(system([first, second], capacity={"A": 3, "B": 4}), "second", SizingCache())
+    lacking, enough = answer["candidates"]
     assert lacking["feasible"]
     assert lacking["shortage"] == {
         "type": "A", "needed": 2, "left": 1, "count": 3,
@@ -65,8 +65,8 @@ def test_explanation_names_the_cards_that_ran_out() -> None:
     alone: Any = explain(system([first], capacity={"B": 4}), "first", SizingCache())
     assert alone["candidates"][0]["shortage"]["message"].endswith("of type A, there are 0")
     unlimited = system([first, second], capacity={}, unlimited=True)
-    told = explain(unlimited, "second", SizingCache())
-    assert [candidate["shortage"] for candidate in told["candidates"]] == [None, None]
+    answer = explain(unlimited, "second", SizingCache())
+    assert [candidate["shortage"] for candidate in answer["candidates"]] == [None, None]
 
 
 def at(accelerator: str, replicas: int) -> dict[str, Any]:
@@ -74,8 +74,10 @@ def at(accelerator: str, replicas: int) -> dict[str, Any]:
 
 
 def steps(one: System, *allocated: str) -> list[tuple[str, str, str, int, int]]:
-    told = plan(one, frozenset(allocated))
-    return [(s["action"], s["server"], s["accelerator"], s["from"], s["to"]) for s in told["steps"]]
+    answer = plan(one, frozenset(allocated))
+    return [
+        (s["action"], s["server"], s["accelerator"], s["from"], s["to"]) for s in answer["steps"]
+    ]
 
 
 def test_plan_starts_the_new_before_it_stops_the_old() -> None:
@@ -99,17 +101,17 @@ def test_plan_frees_cards_for_another_server_before_using_them() -> None:
 def test_plan_marks_a_swap_without_spare_cards_as_disruptive_and_ends() -> None:
     a = server("a", currentAlloc=at("A", 2), desiredAlloc=at("B", 1))
     b = server("b", currentAlloc=at("B", 1), desiredAlloc=at("A", 2))
-    told = plan(system([a, b], capacity={"A": 2, "B": 2}), frozenset())
-    assert told["disruptive"] == 1
-    assert told["blocked"] == 0
-    assert [s["action"] for s in told["steps"]].count("scale-up") == 2
+    answer = plan(system([a, b], capacity={"A": 2, "B": 2}), frozenset())
+    assert answer["disruptive"] == 1
+    assert answer["blocked"] == 0
+    assert [s["action"] for s in answer["steps"]].count("scale-up") == 2
 
 
 def test_plan_reports_what_never_fits() -> None:
     one = server(currentAlloc=at("A", 1), desiredAlloc=at("A", 9))
-    told = plan(system([one], capacity={"A": 4}), frozenset())
-    assert [s["action"] for s in told["steps"]] == ["scale-up", "blocked"]
-    assert told["blocked"] == 1
+    answer = plan(system([one], capacity={"A": 4}), frozenset())
+    assert [s["action"] for s in answer["steps"]] == ["scale-up", "blocked"]
+    assert answer["blocked"] == 1
 
 
 def test_plan_knows_the_class_of_servers_that_name_none() -> None:

@@ -1,6 +1,7 @@
 """One contract for every solver, and what is particular to each."""
 
 import random
+from functools import partial
 from itertools import product
 
 import pytest
@@ -8,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.solver import Candidate, Contender, Problem, Scarcity, Solution, Solver
-from optimizer.solver.greedy import GreedySolver
-from optimizer.solver.milp import MilpOptions, MilpSolver
-from optimizer.solver.prices import PriceSolver
-from optimizer.solver.unlimited import UnlimitedSolver
+from optimizer.solver.greedy import solve_greedily
+from optimizer.solver.milp import MilpOptions, solve_milp
+from optimizer.solver.prices import solve_by_prices
+from optimizer.solver.unlimited import solve_unlimited
 from optimizer.spec import SaturationPolicy
 
 TYPES = ("A", "B", "C")
@@ -48,15 +49,18 @@ def random_problem(seed: int, servers: int = 6, scarcity: float = 0.6) -> Proble
     return Problem(tuple(contenders), cards)
 
 
-def milp(heterogeneous: bool = False, scarcity: Scarcity | None = None) -> MilpSolver:
+def milp(heterogeneous: bool = False, scarcity: Scarcity | None = None) -> Solver:
     limits = MilpOptions(heterogeneous, time_limit_s=20, relative_gap=0)
-    return MilpSolver(limits, scarcity or Scarcity())
+    return partial(solve_milp, scarcity=scarcity or Scarcity(), options=limits)
 
 
 POLICIES = list(SaturationPolicy)
 LIMITED: list[Solver] = [
-    *(GreedySolver(Scarcity(p, d)) for p, d in product(POLICIES, (False, True))),
-    *(PriceSolver(Scarcity(p, d)) for p, d in product(POLICIES, (False, True))),
+    *(
+        partial(solve, scarcity=Scarcity(policy, delayed))
+        for solve in (solve_greedily, solve_by_prices)
+        for policy, delayed in product(POLICIES, (False, True))
+    ),
     *(milp(h, Scarcity(p)) for h, p in product((False, True), POLICIES)),
 ]
 
@@ -82,7 +86,7 @@ def test_limited_solvers_account_for_every_server_within_the_cards(
     solver: Solver, seed: int
 ) -> None:
     problem = random_problem(seed)
-    solution = solver.solve(problem)
+    solution = solver(problem)
     servers = {c.server for c in problem.contenders}
     assert solution.choices.keys() | solution.unserved.keys() == servers
     assert not solution.choices.keys() & solution.unserved.keys()
@@ -91,27 +95,27 @@ def test_limited_solvers_account_for_every_server_within_the_cards(
     assert all(part.replicas > 0 for parts in solution.choices.values() for part in parts)
 
 
-@pytest.mark.parametrize("solver", [UnlimitedSolver(), *LIMITED])
+@pytest.mark.parametrize("solver", [solve_unlimited, *LIMITED])
 def test_solvers_do_not_depend_on_the_order_of_servers(solver: Solver) -> None:
     problem = random_problem(3, servers=8)
-    expected = shape(solver.solve(problem))
+    expected = shape(solver(problem))
     for seed in range(4):
         shuffled = list(problem.contenders)
         random.Random(seed).shuffle(shuffled)
-        assert shape(solver.solve(Problem(tuple(shuffled), problem.cards))) == expected
+        assert shape(solver(Problem(tuple(shuffled), problem.cards))) == expected
 
 
-@pytest.mark.parametrize("solver", [UnlimitedSolver(), *LIMITED])
+@pytest.mark.parametrize("solver", [solve_unlimited, *LIMITED])
 def test_equal_values_go_to_the_lower_cost_then_the_lower_name(solver: Solver) -> None:
     options = [candidate(name, 1, 10.0) for name in ("C", "B", "A")]
     dear = candidate("A", 1, 20.0)._replace(value=options[0].value, accelerator="0")
     problem = Problem((contender("s", *options, dear),), dict.fromkeys(TYPES, 5))
-    assert shape(solver.solve(problem)) == {"s": [("A", 1)]}
+    assert shape(solver(problem)) == {"s": [("A", 1)]}
 
 
 def test_unlimited_takes_the_least_value_whatever_the_cards() -> None:
     problem = random_problem(1, scarcity=0)
-    solution = UnlimitedSolver().solve(problem)
+    solution = solve_unlimited(problem)
     for c in problem.contenders:
         assert solution.choices[c.server][0].candidate == c.candidates[0]
 
@@ -119,8 +123,8 @@ def test_unlimited_takes_the_least_value_whatever_the_cards() -> None:
 @given(st.integers(0, 10**6))
 def test_milp_serves_as_many_as_greedy_or_more_at_no_higher_value(seed: int) -> None:
     problem = random_problem(seed)
-    greedy = GreedySolver(Scarcity(delayed=True)).solve(problem)
-    exact = milp().solve(problem)
+    greedy = solve_greedily(problem, Scarcity(delayed=True))
+    exact = milp()(problem)
     by_priority = {c.server: c.priority for c in problem.contenders}
 
     def served(solution: Solution) -> list[int]:
@@ -145,7 +149,7 @@ def test_milp_finds_what_trying_everything_finds(seed: int) -> None:
         if all(used[t] <= problem.cards[t] for t in TYPES):
             value = sum(option.value for option in choice)
             best = value if best is None else min(best, value)
-    solution = milp().solve(problem)
+    solution = milp()(problem)
     if best is None:
         assert solution.unserved
     else:
@@ -161,7 +165,7 @@ def test_milp_leaves_out_the_lowest_priority_and_says_so() -> None:
         ),
         {"A": 3},
     )
-    solution = milp().solve(problem)
+    solution = milp()(problem)
     assert shape(solution) == {"high": [("A", 2)]}
     assert solution.unserved.keys() == {"low"}
     assert "lowest priorities" in solution.notes[0]
@@ -172,31 +176,31 @@ def test_milp_honours_the_transition_penalty() -> None:
     stay = candidate("A", 1, 10.0)._replace(value=0.0)
     move = candidate("B", 1, 9.5)._replace(value=0.1 * (10 + 9.5) + 9.5 - 10)
     problem = Problem((contender("s", stay, move),), {"A": 1, "B": 1})
-    assert shape(milp().solve(problem)) == {"s": [("A", 1)]}
+    assert shape(milp()(problem)) == {"s": [("A", 1)]}
     running = contender("s", stay, move, current_accelerator="A", current_cost=10.0)
-    mixed = milp(heterogeneous=True).solve(Problem((running,), {"A": 1, "B": 1}))
+    mixed = milp(heterogeneous=True)(Problem((running,), {"A": 1, "B": 1}))
     assert shape(mixed) == {"s": [("A", 1)]}
 
 
 def test_heterogeneous_serves_from_several_accelerators_where_one_does_not_suffice() -> None:
     cheap, dear = candidate("A", 10, 10.0), candidate("B", 10, 17.0, cards=2)
     problem = Problem((contender("s", cheap, dear),), {"A": 3, "B": 200})
-    assert shape(milp(heterogeneous=True).solve(problem)) == {"s": [("B", 7), ("A", 3)]}
-    assert shape(milp().solve(problem)) == {"s": [("B", 10)]}
+    assert shape(milp(heterogeneous=True)(problem)) == {"s": [("B", 7), ("A", 3)]}
+    assert shape(milp()(problem)) == {"s": [("B", 10)]}
 
 
 def test_heterogeneous_honours_replica_bounds() -> None:
     slow, fast = candidate("A", 6, 1.0), candidate("B", 6, 9.0)._replace(max_rate_per_s=4.0)
     wide = Problem((contender("s", slow, fast, min_replicas=6),), {"A": 9, "B": 9})
-    assert sum(n for _, n in shape(milp(heterogeneous=True).solve(wide))["s"]) == 6
+    assert sum(n for _, n in shape(milp(heterogeneous=True)(wide))["s"]) == 6
     slow, fast = slow._replace(replicas=4), fast._replace(replicas=1)
     narrow = Problem((contender("s", slow, fast, max_replicas=2),), {"A": 9, "B": 9})
-    assert shape(milp(heterogeneous=True).solve(narrow)) == {"s": [("B", 1)]}
+    assert shape(milp(heterogeneous=True)(narrow)) == {"s": [("B", 1)]}
 
 
 def test_milp_without_time_falls_back_to_greedy_and_says_so() -> None:
     limits = MilpOptions(False, time_limit_s=1e-9, relative_gap=0)
-    solution = MilpSolver(limits, Scarcity()).solve(random_problem(2))
+    solution = solve_milp(random_problem(2), Scarcity(), limits)
     assert solution.solver == "greedy"
     assert "greedy instead" in solution.notes[0]
 
@@ -212,7 +216,7 @@ def _best_effort(
         ),
         {"A": 7, "B": 2},
     )
-    return shape(GreedySolver(Scarcity(policy, delayed)).solve(problem))
+    return shape(solve_greedily(problem, Scarcity(policy, delayed)))
 
 
 def test_saturation_policies_deal_what_is_left_each_in_its_way() -> None:

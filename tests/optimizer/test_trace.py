@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -77,6 +78,31 @@ def test_no_more_is_read_than_the_bounds(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "trace.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidRequest, match="save it as CSV in UTF-8"):
         read_trace(tmp_path / "trace.csv", 1)
+
+
+CELLS = st.text(max_size=8) | st.sampled_from(
+    ["1", "-1", "nan", "inf", "1e400", "1_0", "9" * 5000, "2026-01-02", "9999-12-31T23:59-23:59",
+     "0001-01-01T00:00+23:59", '"', "\0", "\r"]
+)  # fmt: skip
+
+
+@given(st.lists(st.lists(CELLS, max_size=4).map(",".join), max_size=6), st.booleans())
+def test_whatever_a_trace_holds_is_read_or_refused(lines: list[str], has_header: bool) -> None:
+    with TemporaryDirectory() as place:
+        path = Path(place) / "trace.csv"
+        text = HEAD * has_header + "\n".join(lines)
+        path.write_bytes(text.encode(errors="surrogatepass"))
+        words = ""
+        try:
+            found = read_trace(path, 1.0)
+        except InvalidRequest as error:
+            words = str(error)
+        else:
+            assert found.arrival_s[0] == 0
+            assert (np.diff(found.arrival_s) >= 0).all()
+            for peak in found.peaks(1.0):
+                json.dumps(peak, allow_nan=False)
+        assert len(words) < 1000
 
 
 @given(

@@ -21,8 +21,8 @@ from optimizer.candidates.replicas import SizingCache
 from optimizer.inferno_json import decode, encode, read
 from optimizer.optimize import SolveOptions, choose_solver, optimize
 from optimizer.solver import Problem, Scarcity, Solution
-from optimizer.solver.greedy import GreedySolver
-from optimizer.solver.milp import MilpOptions, MilpSolver
+from optimizer.solver.greedy import solve_greedily
+from optimizer.solver.milp import MilpOptions, solve_milp
 from optimizer.spec import OptimizerSpec, SystemData
 from optimizer.stabilize import Stability
 from optimizer.system import System
@@ -120,7 +120,7 @@ def measure(servers: int) -> Phases:
     flags = {"unlimited": OptimizerSpec(unlimited=True), "greedy": OptimizerSpec()}
     options = SolveOptions(SizingCache())
     solve_s = {
-        name: timed(lambda flag=flag: choose_solver(flag, options).solve(problem))[0]  # type: ignore[misc]
+        name: timed(lambda flag=flag: choose_solver(flag, options)(problem))[0]  # type: ignore[misc]
         for name, flag in flags.items()
     }
     whole_s, answer = timed(
@@ -140,10 +140,10 @@ def offered(servers: int, seed: int, capacity: float) -> tuple[System, Offers]:
 
 def measure_milp() -> tuple[float, Solution]:
     system, found = offered(MILP_SERVERS, seed=2, capacity=0.6)
-    solver = MilpSolver(MilpOptions(False, MILP_TIME_LIMIT_S, MILP_GAP), Scarcity())
+    options = MilpOptions(False, MILP_TIME_LIMIT_S, MILP_GAP)
     problem = Problem(found.contenders, system.capacities)
     start = time.process_time()
-    solution = solver.solve(problem)
+    solution = solve_milp(problem, Scarcity(), options)
     return time.process_time() - start, solution
 
 
@@ -166,8 +166,8 @@ def measure_scarce() -> Scarce:
             SCARCE_SERVERS, 100 + seed, capacity=random.Random(seed).uniform(0.8, 2.5)
         )
         problem = Problem(found.contenders, system.capacities)
-        greedy = GreedySolver(Scarcity()).solve(problem)
-        exact = MilpSolver(MilpOptions(False, MILP_TIME_LIMIT_S, 0.0), Scarcity()).solve(problem)
+        greedy = solve_greedily(problem, Scarcity())
+        exact = solve_milp(problem, Scarcity(), MilpOptions(False, MILP_TIME_LIMIT_S, 0.0))
         served[0] += len(greedy.choices)
         served[1] += len(exact.choices)
         if greedy.choices.keys() == exact.choices.keys() and exact.choices:

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -23,18 +24,22 @@ from lab.benches.optimizer.bench import offered
 from optimizer.candidates.allocation import offers
 from optimizer.candidates.replicas import SizingCache
 from optimizer.solver import Problem, Scarcity, Solution, Solver
-from optimizer.solver.greedy import GreedySolver
-from optimizer.solver.milp import MilpOptions, MilpSolver
-from optimizer.solver.prices import PriceSolver
+from optimizer.solver.greedy import solve_greedily
+from optimizer.solver.milp import MilpOptions, solve_milp
+from optimizer.solver.prices import solve_by_prices
 from optimizer.system import System
 
 FIRST_SEEDS = {"tuned": 100, "held out": 50_000}
 LEAST_CARDS, MOST_CARDS = 0.8, 2.5  # cards of each type, per server
 REPEATS = 3
-MILP = MilpSolver(MilpOptions(False, time_limit_s=120.0, relative_gap=1e-4), Scarcity())
+MILP = partial(
+    solve_milp,
+    scarcity=Scarcity(),
+    options=MilpOptions(False, time_limit_s=120.0, relative_gap=1e-4),
+)
 SOLVERS: Mapping[str, Solver] = {
-    "greedy": GreedySolver(Scarcity()),
-    "prices": PriceSolver(Scarcity()),
+    "greedy": partial(solve_greedily, scarcity=Scarcity()),
+    "prices": partial(solve_by_prices, scarcity=Scarcity()),
 }
 
 
@@ -69,12 +74,12 @@ def compare(servers: int, systems: int, first_seed: int) -> Comparison:
         system, found = offered(servers, first_seed + number, cards)
         problem = Problem(found.contenders, system.capacities)
         start_s = time.process_time()
-        best = MILP.solve(problem)
+        best = MILP(problem)
         milp_cpu_s += time.process_time() - start_s
         milp_served += len(best.choices)
         times_s = cpu_times(system, problem)
         for name, solver in SOLVERS.items():
-            solution = solver.solve(problem)
+            solution = solver(problem)
             bound, gap = least_cost(problem, solution, best)
             widest_gap = max(widest_gap, gap)
             cases[name].append(
@@ -93,7 +98,7 @@ def cpu_times(system: System, problem: Problem) -> dict[str, float]:
     """Returns the least CPU seconds of the candidates and of each solver, taken in turn."""
     works: dict[str, Callable[[], object]] = {
         "candidates": lambda: offers(system, SizingCache()),
-        **{name: lambda solver=solver: solver.solve(problem) for name, solver in SOLVERS.items()},  # type: ignore[misc]
+        **{name: lambda solver=solver: solver(problem) for name, solver in SOLVERS.items()},  # type: ignore[misc]
     }
     least = dict.fromkeys(works, float("inf"))
     for _ in range(REPEATS):
@@ -108,7 +113,7 @@ def least_cost(problem: Problem, solution: Solution, best: Solution) -> tuple[fl
     """Returns the MILP's lower bound for the cost of the servers that are served, and its gap."""
     if solution.choices.keys() != best.choices.keys():
         served = tuple(c for c in problem.contenders if c.server in solution.choices)
-        best = MILP.solve(Problem(served, problem.cards))
+        best = MILP(Problem(served, problem.cards))
     assert best.solver == "milp"
     assert best.gap is not None
     assert best.choices.keys() == solution.choices.keys()

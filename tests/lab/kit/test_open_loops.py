@@ -4,7 +4,7 @@ import pytest
 
 from benchmarking.analysis.curve import load_point
 from benchmarking.analysis.fit import fit_run
-from benchmarking.analysis.predict import OptimizerApi, beside_lines, predict, warning_lines
+from benchmarking.analysis.predict import OptimizerApi, comparison_lines, predict, warning_lines
 from benchmarking.analysis.search import Shape
 from tests.benchmarking.simulated_loop import BENT, CONCURRENCIES, SERVER, saturated, simulated
 from tests.benchmarking.simulated_server import SimulatedServer
@@ -39,5 +39,5 @@ def test_open_loops_are_predicted_from_closed_ones(
         assert abs(beside.ttft_error) < (0.10 if server.floor_s else 0.06)
         assert beside.prediction.itl_bounds_ms is not None
         assert beside.prediction.method == ("chain" if server is SERVER else "simulation")
-    assert f", {besides[0].prediction.method} |" in "\n".join(beside_lines(besides))
+    assert f", {besides[0].prediction.method} |" in "\n".join(comparison_lines(besides))
     assert not any("in service" in line for line in warning_lines(besides, found.validity))
