@@ -12,8 +12,8 @@ from common.openapi_document import Application, Rule
 from common.operations import Content, operation
 from common.web_pages import PageRules, answer_refusals, register_page_check
 from weights.routes import create_blueprint
-from weights.routes.answers import Said
-from weights.samplers import choose_sampler
+from weights.routes.answers import ReferenceAnswer
+from weights.samplers import SAMPLERS
 from weights.service import WeightsService
 from weights.settings import Settings, load_settings
 from weights.store import WeightStore
@@ -46,7 +46,7 @@ def create_app(settings: Settings | None = None, store: WeightStore | None = Non
 
 
 def _failures(rule: Rule) -> Mapping[int, Content]:
-    return dict.fromkeys([*[404] * rule.has_parameters, 500], Said)
+    return dict.fromkeys([*[404] * rule.has_parameters, 500], ReferenceAnswer)
 
 
 ALONE = Application(
@@ -59,7 +59,7 @@ ALONE = Application(
 def create_service(settings: Settings, store: WeightStore | None = None) -> WeightsService:
     """Returns the service over `store`, by default the configured one. Opens nothing yet. Raises
     StartupError."""
-    return WeightsService(store or _choose_store(settings), choose_sampler(settings.sampler))
+    return WeightsService(store or _choose_store(settings), SAMPLERS[settings.sampler])
 
 
 def _choose_store(settings: Settings) -> WeightStore:

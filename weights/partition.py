@@ -56,8 +56,8 @@ def layers_of(shares: Sequence[float], problem: Problem, min_layers: int | None 
     low = smallest_layers(problem.min_weightings, num_layers, min_layers or 0)
     if min_layers is None:
         caps = zip(low, problem.max_weightings, strict=True)
-        some = [max(least, min(1, floor(cap * num_layers + ROUNDING))) for least, cap in caps]
-        low = some if sum(some) <= num_layers else low
+        raised = [max(least, min(1, floor(cap * num_layers + ROUNDING))) for least, cap in caps]
+        low = raised if sum(raised) <= num_layers else low
     return partition(shares, num_layers, problem.max_weightings, low)
 
 
@@ -133,7 +133,7 @@ def engine_settings(layers: Sequence[int]) -> dict[str, object]:
     counts = ",".join(map(str, layers))
     split = tensor_split(layers)
     anywhere: dict[str, object] = {
-        "layers": [list(one) for one in ranges(layers)],
+        "layers": [list(layer_range) for layer_range in ranges(layers)],
         "llama_cpp": {"--tensor-split": split},
         "llama_bench": {"--tensor-split": split.replace(",", "/")},  # its comma separates tests
     }

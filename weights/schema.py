@@ -35,7 +35,7 @@ SessionId = Annotated[str, Field(min_length=1, max_length=256)]
 Metric = Annotated[float, Field(ge=-1e100, le=1e100)]  # so that its square is finite
 Cap = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-FEW = Field(max_length=MAX_NODES)
+PER_NODE = Field(max_length=MAX_NODES)
 Floats = Annotated[list[float], Field(max_length=MAX_NODES, fail_fast=True)]
 Integer = Annotated[int, BeforeValidator(whole_number)]
 NumLayers = Annotated[Integer, Field(ge=1, le=MAX_LAYERS)]
@@ -81,8 +81,8 @@ class LogBody(NodesBody):
 class SearchBody(NodesBody):
     """The problem of a search. Each field is checked together with the valid fields before it."""
 
-    max_weightings: Annotated[list[Cap], FEW]
-    min_weightings: Annotated[list[Share], FEW] | None = None
+    max_weightings: Annotated[list[Cap], PER_NODE]
+    min_weightings: Annotated[list[Share], PER_NODE] | None = None
     direction: Direction = "maximize"
     num_layers: NumLayers | None = None
 
@@ -184,12 +184,12 @@ class ObservationsBody(SearchBody):
     @field_validator("observations")
     @classmethod
     def _check_observations(
-        cls, told: list[ObservationBody], info: ValidationInfo
+        cls, observations: list[ObservationBody], info: ValidationInfo
     ) -> list[ObservationBody]:
         bounds = _bounds(info)
         return [
-            one.model_copy(update={"weights": list(_checked(one.weights, *bounds, f"[{i}]."))})
-            for i, one in enumerate(told)
+            each.model_copy(update={"weights": list(_checked(each.weights, *bounds, f"[{i}]."))})
+            for i, each in enumerate(observations)
         ]
 
     @property

@@ -100,7 +100,7 @@ class Assessment:
 class Sampler(Protocol):
     """Chooses the next measurements. Pure: any thread with its own `rng`."""
 
-    def propose(
+    def __call__(
         self,
         problem: Problem,
         observations: Sequence[Observation],

@@ -15,7 +15,7 @@ from weights.errors import SessionNotFound
 from weights.partition import Layers, layers_of, snapped
 from weights.samplers.assessment import assess
 from weights.search import Assessment, Observation, Problem, Proposal, Sampler, Shares
-from weights.session import Session, Told, best_of, check_same
+from weights.session import Session, UpdateEffect, best_of, check_same
 from weights.store import WeightStore
 
 MAX_FITTED = 2000  # models are fitted to at most this many of the last observations
@@ -39,7 +39,9 @@ class WeightsService:
         # A fit may take seconds, and pages that show a search poll it.
         self._assess = lru_cache(CACHED_ASSESSMENTS)(assess)
 
-    def tell(self, session_id: str, problem: Problem, observations: Sequence[Observation]) -> Told:
+    def tell(
+        self, session_id: str, problem: Problem, observations: Sequence[Observation]
+    ) -> UpdateEffect:
         """Store all observations or none. Raises SessionMismatch and StoreFailed."""
         result = self._store.append(session_id, problem, observations)
         result = replace(result, session=self._with_allowed_best(result.session))
@@ -69,7 +71,7 @@ class WeightsService:
         rng = np.random.default_rng(None if seed is None else [seed, len(observations)])
         proposals = [
             replace(proposal, shares=snapped(proposal.shares, problem))
-            for proposal in self._sampler.propose(problem, observations, pending, count, rng)
+            for proposal in self._sampler(problem, observations, pending, count, rng)
         ]
         self._pending.add(session_id, [proposal.shares for proposal in proposals])
         return proposals
@@ -101,24 +103,27 @@ class WeightsService:
         problem = session.problem
         if problem.allows(session.best.shares):
             return session
-        first = max(0, session.num_observations - MAX_FITTED)
-        told = self._store.observations(session.session_id, first, MAX_FITTED)
-        allowed = [one for one in told if problem.allows(one.shares)]
+        allowed = [each for each in self._last(session) if problem.allows(each.shares)]
         best = best_of(problem.direction, allowed) if allowed else session.best
         return replace(session, best=best)
 
     def recent(self, session: Session) -> list[Observation]:
         """Returns the last MAX_FITTED observations. Observations of the same whole layers get equal
         shares, so that they count as repeats."""
+        return [
+            replace(each, shares=snapped(each.shares, session.problem))
+            for each in self._last(session)
+        ]
+
+    def _last(self, session: Session) -> list[Observation]:
         first = max(0, session.num_observations - MAX_FITTED)
-        told = self._store.observations(session.session_id, first, MAX_FITTED)
-        return [replace(one, shares=snapped(one.shares, session.problem)) for one in told]
+        return self._store.observations(session.session_id, first, MAX_FITTED)
 
     def history(self, session_id: str, first: int, count: int) -> list[Observation]:
         return self._store.observations(session_id, first, count)
 
     def sessions(self, first: int, count: int) -> list[Session]:
-        return [self._with_allowed_best(one) for one in self._store.sessions(first, count)]
+        return [self._with_allowed_best(session) for session in self._store.sessions(first, count)]
 
     def delete(self, session_id: str) -> bool:
         self._pending.forget(session_id)
@@ -151,29 +156,31 @@ class PendingAsks:
         result is told."""
         now = self._clock()
         with self._lock:
-            asks = self._asks.get(session_id, [])
+            pending = self._asks.get(session_id, [])
             return [
-                shares for expiry, shares in asks if expiry > now and len(shares) == number_of_nodes
+                shares
+                for expiry, shares in pending
+                if expiry > now and len(shares) == number_of_nodes
             ]
 
-    def add(self, session_id: str, asked: Iterable[Shares]) -> None:
+    def add(self, session_id: str, proposed: Iterable[Shares]) -> None:
         expiry = self._clock() + EXPIRY_S
         with self._lock:
-            asks = self._asks.pop(session_id, []) + [(expiry, shares) for shares in asked]
-            self._asks[session_id] = asks[-MAX_PER_SESSION:]
+            pending = self._asks.pop(session_id, []) + [(expiry, shares) for shares in proposed]
+            self._asks[session_id] = pending[-MAX_PER_SESSION:]
             while len(self._asks) > MAX_SESSIONS:
                 self._asks.popitem(last=False)
 
-    def remove(self, session_id: str, told: Iterable[Shares]) -> None:
-        """Remove a pending proposal for each of `told` with the same shares."""
+    def remove(self, session_id: str, measured: Iterable[Shares]) -> None:
+        """Remove a pending proposal for each of `measured` with the same shares."""
         with self._lock:
-            asks = self._asks.get(session_id, [])
-            for shares in told:
-                if not asks:
+            pending = self._asks.get(session_id, [])
+            for shares in measured:
+                if not pending:
                     break
-                settled = next((a for a in asks if _is_same(a[1], shares)), None)
+                settled = next((a for a in pending if _is_same(a[1], shares)), None)
                 if settled is not None:
-                    asks.remove(settled)
+                    pending.remove(settled)
 
     def forget(self, session_id: str) -> None:
         with self._lock:

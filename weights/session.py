@@ -20,7 +20,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class UpdateEffect:
     """The effect of an update."""
 
     session: Session
@@ -30,16 +30,16 @@ class Told:
 
 def apply_update(
     session: Session | None, session_id: str, problem: Problem, observations: Sequence[Observation]
-) -> Told:
+) -> UpdateEffect:
     """Returns the session after `observations`, which are not empty. Raises SessionMismatch."""
     best_now = best_of(problem.direction, observations)
     if session is None:
-        return Told(Session(session_id, problem, len(observations), best_now), True, True)
+        return UpdateEffect(Session(session_id, problem, len(observations), best_now), True, True)
     check_same(session, problem)
     best = best_of(problem.direction, [session.best, best_now])
     count = session.num_observations + len(observations)
     after = replace(session, problem=problem, num_observations=count, best=best)
-    return Told(after, False, best is not session.best)
+    return UpdateEffect(after, False, best is not session.best)
 
 
 def check_same(session: Session, problem: Problem) -> None:

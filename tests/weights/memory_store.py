@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from weights.search import Observation, Problem
-from weights.session import Session, Told, apply_update
+from weights.session import Session, UpdateEffect, apply_update
 
 
 class MemoryStore:
@@ -17,7 +17,7 @@ class MemoryStore:
 
     def append(
         self, session_id: str, problem: Problem, observations: Sequence[Observation]
-    ) -> Told:
+    ) -> UpdateEffect:
         with self._lock:
             result = apply_update(self._sessions.get(session_id), session_id, problem, observations)
             self._sessions[session_id] = result.session

@@ -8,7 +8,7 @@ import pytest
 
 from common.numerics import FloatArray
 from weights.partition import MAX_NEIGHBOURS, neighbours
-from weights.samplers import SamplerName, choose_sampler
+from weights.samplers import SAMPLERS, SamplerName
 from weights.samplers.assessment import assess
 from weights.samplers.concentration import most_likely_concentration
 from weights.samplers.cost_model import Bounds
@@ -29,14 +29,14 @@ def slowest(weights: FloatArray) -> float:
 def search(
     name: SamplerName, problem: Problem, metric: Metric, trials: int, seed: int = 0
 ) -> tuple[list[Observation], list[Proposal]]:
-    rng, sampler = np.random.default_rng(seed), choose_sampler(name)
-    told: list[Observation] = []
+    rng, sampler = np.random.default_rng(seed), SAMPLERS[name]
+    observations: list[Observation] = []
     proposals: list[Proposal] = []
     for _ in range(trials):
-        proposals += sampler.propose(problem, told, [], 1, rng)
+        proposals += sampler(problem, observations, [], 1, rng)
         weights = proposals[-1].shares
-        told.append(Observation(weights, metric(np.array(weights))))
-    return told, proposals
+        observations.append(Observation(weights, metric(np.array(weights))))
+    return observations, proposals
 
 
 @pytest.mark.parametrize("name", get_args(SamplerName))
@@ -52,8 +52,8 @@ def search(
     ids=["free", "bounds", "one point", "a node without share", "layers"],
 )
 def test_proposals_keep_to_the_problem(name: SamplerName, problem: Problem) -> None:
-    told, _ = search(name, problem, slowest, 55 if name == "dirichlet_mle" else 8)
-    for weights in (np.array(observation.shares) for observation in told):
+    observations, _ = search(name, problem, slowest, 55 if name == "dirichlet_mle" else 8)
+    for weights in (np.array(observation.shares) for observation in observations):
         assert float(weights.sum()) == pytest.approx(1.0, abs=1e-9)
         assert (weights >= np.array(problem.min_weightings) - 1e-9).all()
         assert (weights <= np.array(problem.max_weightings) + 1e-9).all()
@@ -64,19 +64,19 @@ def test_proposals_keep_to_the_problem(name: SamplerName, problem: Problem) -> N
 
 @pytest.mark.parametrize("name", get_args(SamplerName))
 def test_one_seed_gives_one_proposal(name: SamplerName) -> None:
-    told, _ = search("random", FREE, slowest, 52)
-    sampler = choose_sampler(name)
+    observations, _ = search("random", FREE, slowest, 52)
+    sampler = SAMPLERS[name]
     first, again, other = (
-        sampler.propose(FREE, told, [], 2, np.random.default_rng(seed)) for seed in (1, 1, 2)
+        sampler(FREE, observations, [], 2, np.random.default_rng(seed)) for seed in (1, 1, 2)
     )
     assert first == again != other
-    assert assess(FREE, told) == assess(FREE, told)
+    assert assess(FREE, observations) == assess(FREE, observations)
 
 
 def test_several_asks_at_once_differ_from_each_other() -> None:
-    told, _ = search("random", FREE, slowest, 10)
-    sampler = choose_sampler("adaptive")
-    asked = sampler.propose(FREE, told, [(0.5, 0.3, 0.2)], 4, np.random.default_rng(0))
+    observations, _ = search("random", FREE, slowest, 10)
+    sampler = SAMPLERS["adaptive"]
+    asked = sampler(FREE, observations, [(0.5, 0.3, 0.2)], 4, np.random.default_rng(0))
     assert len({proposal.shares for proposal in asked}) == 4
 
 
@@ -86,8 +86,8 @@ def test_the_slowest_stage_is_recognised_and_balanced_under_noise() -> None:
     def metric(weights: FloatArray) -> float:
         return slowest(weights) * (1.0 + 0.05 * noise.normal())
 
-    told, proposals = search("adaptive", FREE, metric, 30)
-    found = assess(FREE, told)
+    observations, proposals = search("adaptive", FREE, metric, 30)
+    found = assess(FREE, observations)
     assert proposals[-1].model == found.model == "slowest_stage"
     assert slowest(np.array(found.best.shares)) > 0.95 * slowest(np.array([4, 2, 1]) / 7)
     assert found.best.low < found.best.metric < found.best.high
@@ -103,12 +103,12 @@ def test_the_stages_of_many_nodes_are_not_taken_for_noise() -> None:
     weights = np.exp(spread * rng.normal(size=(trials, nodes))) / costs
     weights /= weights.sum(axis=1, keepdims=True)
     metrics = np.exp(0.05 * rng.normal(size=trials)) / (costs * weights + 0.005).max(axis=1)
-    told = [
+    observations = [
         Observation(tuple(row), metric)
         for row, metric in zip(weights.tolist(), metrics.tolist(), strict=True)
     ]
     problem = Problem((0.0,) * nodes, (1.0,) * nodes)
-    fit = fit_slowest_stage(trials_from(told, problem), np.random.default_rng(0))
+    fit = fit_slowest_stage(trials_from(observations, problem), np.random.default_rng(0))
     assert fit.noise == pytest.approx(0.05, abs=0.01)
 
 
@@ -133,8 +133,8 @@ def test_summed_stages_fill_the_cheapest_nodes_to_their_caps(direction: str) -> 
         seconds = float(COSTS @ weights + 0.05)
         return 1.0 / seconds if direction == "maximize" else seconds
 
-    told, proposals = search("adaptive", problem, metric, 14)
-    best = assess(problem, told)
+    observations, proposals = search("adaptive", problem, metric, 14)
+    best = assess(problem, observations)
     assert proposals[-1].model == "total_time"
     assert best.best.shares == pytest.approx((0.6, 0.4, 0.0), abs=1e-6)
     assert best.convergence.converged
@@ -144,23 +144,23 @@ def test_few_trials_do_not_convince_however_well_they_fit() -> None:
     problem = Problem((1 / 12,) * 3, (1.0,) * 3, num_layers=12)
     measured = {(4, 2, 6): 18.4, (5, 6, 1): 32.0, (3, 5, 4): 20.1, (4, 7, 1): 32.5}
     measured |= {(7, 4, 1): 34.8, (6, 5, 1): 34.1, (1, 10, 1): 31.2}
-    told = [
+    observations = [
         Observation(tuple(count / 12 for count in layers), tokens_per_s)
         for layers, tokens_per_s in measured.items()
     ]
-    early = assess(problem, told[:4]).convergence
+    early = assess(problem, observations[:4]).convergence
     assert not early.converged
     assert early.reason.endswith("from the optimum, but 6 unknowns fit any 4 trials")
-    assert assess(problem, told).convergence.converged
+    assert assess(problem, observations).convergence.converged
 
 
 def test_without_times_there_is_a_gaussian_process() -> None:
     def metric(weights: FloatArray) -> float:
         return 1.0 - 20.0 * float(((weights - np.array([0.5, 0.3, 0.2])) ** 2).sum())
 
-    told, proposals = search("adaptive", FREE, metric, 30)
+    observations, proposals = search("adaptive", FREE, metric, 30)
     assert proposals[-1].model == "gaussian_process"
-    best = assess(FREE, told).best
+    best = assess(FREE, observations).best
     assert best.shares == pytest.approx((0.5, 0.3, 0.2), abs=0.05)
 
 
@@ -172,17 +172,17 @@ def test_bad_weights_do_not_blur_what_a_surrogate_proposes_from() -> None:
         return 1.0 - 20.0 * distance * (1.0 + 0.5 * rng.normal())
 
     near = Problem(tuple(optimum - 0.1), tuple(optimum + 0.1))
-    told = search("random", FREE, metric, 150)[0] + search("random", near, metric, 50)[0]
-    trials = trials_from(told, FREE)
+    observations = search("random", FREE, metric, 150)[0] + search("random", near, metric, 50)[0]
+    trials = trials_from(observations, FREE)
     assert guide(trials, rng).noise < 0.5 * most_trusted(trials, rng).noise
 
 
 def test_a_lucky_value_is_not_the_best_for_ever() -> None:
     good, lucky = (4 / 7, 2 / 7, 1 / 7), (1 / 3, 1 / 3, 1 / 3)
-    told = [Observation(good, slowest(np.array(good)))] * 6
-    told += [Observation(lucky, slowest(np.array(lucky)))] * 6 + [Observation(lucky, 3.0)]
-    told += search("random", FREE, slowest, 12)[0]
-    assert assess(FREE, told).best.shares == pytest.approx(good)
+    observations = [Observation(good, slowest(np.array(good)))] * 6
+    observations += [Observation(lucky, slowest(np.array(lucky)))] * 6 + [Observation(lucky, 3.0)]
+    observations += search("random", FREE, slowest, 12)[0]
+    assert assess(FREE, observations).best.shares == pytest.approx(good)
 
 
 def test_the_classic_loop_ends_at_its_optimum() -> None:
@@ -194,8 +194,8 @@ def test_the_classic_loop_ends_at_its_optimum() -> None:
 
     distances = []
     for seed in range(5):
-        told, _ = search("adaptive", problem, metric, 20, seed)
-        best = assess(problem, told).best
+        observations, _ = search("adaptive", problem, metric, 20, seed)
+        best = assess(problem, observations).best
         distances.append(float(np.linalg.norm(np.array(best.shares) - optimum)))
     assert float(np.median(distances)) < 0.0005
 
@@ -226,13 +226,13 @@ def test_partitions_that_agree_or_hold_zeros_have_a_concentration(
     ids=["tiny", "huge of both signs", "wide", "zero"],
 )
 def test_any_finite_metric_gets_finite_answers(metric: Metric) -> None:
-    told, proposals = search("adaptive", FREE, lambda weights: float(metric(weights)), 6)
+    observations, proposals = search("adaptive", FREE, lambda weights: float(metric(weights)), 6)
     assert np.isfinite([proposal.shares for proposal in proposals]).all()
     last = proposals[-1]
     assert last.predicted_metric is not None
     assert last.predicted_spread is not None
     assert np.isfinite([last.predicted_metric, last.predicted_spread]).all()
-    assert np.isfinite(assess(FREE, told).best.metric)
+    assert np.isfinite(assess(FREE, observations).best.metric)
 
 
 def test_of_many_whole_layer_splits_so_many_are_looked_at_as_a_model_can_take() -> None:

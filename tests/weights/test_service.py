@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.weights.memory_store import MemoryStore
-from weights.samplers.dirichlet import RandomSampler
 from weights.search import Observation, Problem, Proposal, Shares
 from weights.service import (
     EXPIRY_S,
@@ -21,14 +20,14 @@ HALF, MOST = (0.5, 0.5), (0.7, 0.3)
 FREE = Problem((0.0, 0.0), (1.0, 1.0))
 
 
-class RecordingSampler(RandomSampler):
+class RecordingSampler:
     """Remembers what it was given, and proposes the same weights always."""
 
     def __init__(self) -> None:
         self.observations: list[Observation] = []
         self.pending: list[Shares] = []
 
-    def propose(
+    def __call__(
         self,
         problem: Problem,
         observations: Sequence[Observation],

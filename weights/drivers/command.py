@@ -57,15 +57,15 @@ def searches(driver_of: Callable[..., Driver]) -> Callable[..., None]:
     @click.option("--timeout", "timeout_s", type=click.IntRange(1, 86_400), default=1800,
         help="Seconds per trial.")  # fmt: skip
     @wraps(driver_of)
-    def command(session: str | None, trials: int, min_layers: int, **given: Any) -> None:
+    def command(session: str | None, trials: int, min_layers: int, **options: Any) -> None:
         engine = click.get_current_context().info_name
-        session = session or f"{engine}-{given['model'].rstrip('/')}"[:256]
+        session = session or f"{engine}-{options['model'].rstrip('/')}"[:256]
         try:
             service = create_service(load_settings())
         except StartupError as error:
             sys.exit(str(error))
         try:
-            driver = driver_of(**given)
+            driver = driver_of(**options)
             search = Search(service, session, driver.ring, min_layers)
             drive(driver, search, trials, partial(print, flush=True))
         except (DriveError, WireError) as error:
@@ -82,10 +82,10 @@ _tokens = click.option(
 _repeats = click.option("--repeats", type=click.IntRange(1, MAX_REPEATS), default=3)
 
 
-def _is(pattern: re.Pattern[str], wanted: str) -> Callable[..., str]:
+def _is(pattern: re.Pattern[str], description: str) -> Callable[..., str]:
     def check(context: click.Context, option: click.Parameter, text: str) -> str:
         if not pattern.fullmatch(text):
-            raise click.BadParameter(f"{text!r} is no {wanted}")
+            raise click.BadParameter(f"{text!r} is no {description}")
         return text
 
     return check

@@ -11,7 +11,6 @@ from statistics import median
 from typing import Any
 
 from weights.drivers.exo_instance import (
-    Placement,
     Preview,
     choose_preview,
     free_bytes_of,
@@ -59,12 +58,12 @@ class ExoDriver:
 
     def measure(self, layers: Layers) -> float:
         self._delete_instances()
-        placement = placed(self._preview, layers)
+        body, runner_ids = placed(self._preview, layers)
         try:
-            self._http.call("POST", "/instance", placement.body)
+            self._http.call("POST", "/instance", body)
         except HttpRefused as error:
             raise TrialFailed(f"exo refuses the instance: {error}") from None
-        self._wait_until_ready(placement)
+        self._wait_until_ready(runner_ids)
         time.sleep(REST_S)
         self._generate()  # warm-up, because the first one is slower
         return median(self._generate() for _ in range(self._plan.repeats))
@@ -100,13 +99,13 @@ class ExoDriver:
                 raise EngineUnusable(f"instances are still there: {', '.join(instances)}")
             time.sleep(self._plan.poll_s)
 
-    def _wait_until_ready(self, placement: Placement) -> None:
+    def _wait_until_ready(self, runner_ids: Sequence[str]) -> None:
         """Wait until all runners are ready. Raises TrialFailed if one fails or takes too long."""
         until_s = time.monotonic() + self._plan.load_timeout_s
         seen: set[str] = set()
         while time.monotonic() < until_s:
             tags = []
-            for runner_id in placement.runner_ids:
+            for runner_id in runner_ids:
                 found = self._http.call("GET", f"/state/runners/{runner_id}", missing={})
                 tag, message = runner_state(found)
                 if FAILED in tag or (runner_id in seen and not tag):

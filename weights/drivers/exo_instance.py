@@ -38,14 +38,6 @@ class Preview:
         return Ring(self.nodes, self.num_layers, most)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """An instance to post. `body` is `{"instance": ...}`."""
-
-    body: Json
-    runner_ids: tuple[str, ...]
-
-
 def choose_preview(previews: Sequence[Any], num_nodes: int) -> Preview:
     """Returns the pipeline over a ring of `num_nodes`. Raises EngineUnusable."""
     reasons = []
@@ -88,8 +80,9 @@ def read_preview(instance: Any) -> Preview:
         ) from None
 
 
-def placed(preview: Preview, layers: Layers) -> Placement:
-    """Returns the instance, under new ids, that gives each rank its number of layers."""
+def placed(preview: Preview, layers: Layers) -> tuple[Json, tuple[str, ...]]:
+    """Returns the body with the instance, under new ids, that gives each rank its number of layers,
+    and the ids of the runners."""
     assert len(layers) == len(preview.nodes)
     assert sum(layers) == preview.num_layers
     assert min(layers) >= 1
@@ -103,7 +96,7 @@ def placed(preview: Preview, layers: Layers) -> Placement:
     assignments["runnerToShard"] = {runner: {SHARD: shard} for runner, shard in named}
     assignments["nodeToRunner"] = dict(zip(preview.nodes, runner_ids, strict=True))
     instance["instanceId"] = str(uuid.uuid4())
-    return Placement({"instance": {RING: instance}}, runner_ids)
+    return {"instance": {RING: instance}}, runner_ids
 
 
 def free_bytes_of(state: Any) -> dict[str, int]:
@@ -121,6 +114,6 @@ def runner_state(value: Any) -> tuple[str, str]:
     """Returns the tag of a runner's state, such as RunnerReady, and its error message."""
     if not isinstance(value, dict) or len(value) != 1:
         return "", ""
-    ((tag, of_tag),) = value.items()
-    message = of_tag.get("errorMessage") if isinstance(of_tag, dict) else None
+    ((tag, details),) = value.items()
+    message = details.get("errorMessage") if isinstance(details, dict) else None
     return tag, str(message or "")[:300]

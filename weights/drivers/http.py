@@ -38,8 +38,8 @@ class Http:
         """Returns the answer's JSON, or `missing`, if given, for a 404. Raises HttpRefused, and
         EngineUnusable if there is no answer or it is not JSON."""
         try:
-            asked = f"?{urlencode(query, doseq=True)}" if query else ""
-            answer = ask(self._url + path + asked, self._bounds, verb, body, self._headers)
+            query_text = f"?{urlencode(query, doseq=True)}" if query else ""
+            answer = ask(self._url + path + query_text, self._bounds, verb, body, self._headers)
         except FetchFailed as error:
             raise EngineUnusable(
                 f"{self._url} does not answer {verb} {path} ({error.__cause__}); is the engine "

@@ -99,13 +99,13 @@ class LlamaCppDriver:
             raise EngineUnusable(f"{self._bench.program} does not start: {error}") from None
         except subprocess.TimeoutExpired:
             raise TrialFailed(f"no result within {self._bench.timeout_s:g} s") from None
-        said = last_line(finished.stderr)
+        last_words = last_line(finished.stderr)
         if finished.returncode:
-            raise TrialFailed(f"llama-bench ended with {finished.returncode}: {said}")
+            raise TrialFailed(f"llama-bench ended with {finished.returncode}: {last_words}")
         try:
             tests = json.loads(finished.stdout)
         except ValueError:
-            raise TrialFailed(f"llama-bench printed no JSON: {said}") from None
+            raise TrialFailed(f"llama-bench printed no JSON: {last_words}") from None
         if not isinstance(tests, list) or not all(isinstance(each, dict) for each in tests):
             raise TrialFailed("llama-bench printed no list of tests")
         return tests

@@ -18,7 +18,7 @@ from weights.service import WeightsService
 MAX_FAILURES = 3  # consecutive failed trials, after which splits cannot be the cause
 MAX_ASKS = 16
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +80,22 @@ class Search:
             return False
 
 
-def drive(driver: Driver, search: Search, max_trials: int, tell: Tell) -> Layers:
+def drive(driver: Driver, search: Search, max_trials: int, report: Report) -> Layers:
     """Search, and leave the engine with the best split, accounting for noise. Returns that split.
     Raises EngineUnusable, and TrialFailed after several failures in a row."""
     search.check()
     num_failed = 0
     failed: set[Layers] = set()
     for trial in range(1, max_trials + 1):
-        asked = search.ask(failed)  # also checks that the session belongs to this ring
-        if asked is None or search.is_over():
+        proposal = search.ask(failed)  # also checks that the session belongs to this ring
+        if proposal is None or search.is_over():
             break
-        layers, model = asked
+        layers, model = proposal
         shown = {"trial": trial, "layers": layers, "proposed_by": model}
         try:
             tokens_per_s = driver.measure(layers)
         except TrialFailed as error:
-            tell(json.dumps(shown | {"failed": str(error)}))
+            report(json.dumps(shown | {"failed": str(error)}))
             failed.add(layers)
             num_failed += 1
             if num_failed == MAX_FAILURES:
@@ -103,11 +103,11 @@ def drive(driver: Driver, search: Search, max_trials: int, tell: Tell) -> Layers
             continue
         num_failed = 0
         search.tell(layers, tokens_per_s)
-        tell(json.dumps(shown | {"tokens_per_s": tokens_per_s}))
-    return _finish(driver, search, tell)
+        report(json.dumps(shown | {"tokens_per_s": tokens_per_s}))
+    return _finish(driver, search, report)
 
 
-def _finish(driver: Driver, search: Search, tell: Tell) -> Layers:
+def _finish(driver: Driver, search: Search, report: Report) -> Layers:
     """Tell the best split with its interval and its setting. Returns the split."""
     assessment = search.service.overview(search.session_id).assessment
     best, convergence = assessment.best, assessment.convergence
@@ -121,5 +121,5 @@ def _finish(driver: Driver, search: Search, tell: Tell) -> Layers:
         "reason": convergence.reason,
         "setting": driver.finish(layers),
     }
-    tell(json.dumps(result))
+    report(json.dumps(result))
     return layers

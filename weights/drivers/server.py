@@ -92,8 +92,8 @@ class ServerDriver:
         until_s = time.monotonic() + self._plan.start_timeout_s
         while not self._is_up():
             if process.poll() is not None:
-                said = log.read_bytes()[-20_000:].decode(errors="replace")
-                raise TrialFailed(f"it ended with {process.returncode}: {last_line(said)}")
+                log_text = log.read_bytes()[-20_000:].decode(errors="replace")
+                raise TrialFailed(f"it ended with {process.returncode}: {last_line(log_text)}")
             if time.monotonic() >= until_s:
                 raise TrialFailed(f"it does not answer within {self._plan.start_timeout_s:g} s")
             time.sleep(POLL_S)
@@ -104,8 +104,8 @@ class ServerDriver:
     def _round(self, repeats: int) -> int:
         """Returns the tokens of all users, each sending `repeats` requests in turn."""
         with ThreadPoolExecutor(self._plan.users) as pool:
-            asked = [pool.submit(self._ask, user, repeats) for user in range(self._plan.users)]
-            return sum(each.result() for each in asked)
+            futures = [pool.submit(self._ask, user, repeats) for user in range(self._plan.users)]
+            return sum(each.result() for each in futures)
 
     def _ask(self, user: int, repeats: int) -> int:
         plan, num_tokens = self._plan, 0

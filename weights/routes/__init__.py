@@ -22,7 +22,8 @@ from weights.service import WeightsService
 
 def create_blueprint(service: WeightsService, max_body_bytes: int = 16 * 2**20) -> Blueprint:
     blueprint = Blueprint("weights", __name__)
-    blueprint.record_once(lambda made: made.app.url_map.converters.update(session=SessionConverter))
+    converters = {"session": SessionConverter}
+    blueprint.record_once(lambda setup: setup.app.url_map.converters.update(converters))
     wire = Wire(
         max_body_bytes,
         "WEIGHTS_MAX_BODY_BYTES",

@@ -11,7 +11,7 @@ from weights.errors import Problem
 from weights.partition import Layers, engine_settings, ranges
 from weights.search import Best, Convergence, Direction, Observation, Proposal, Shares
 from weights.service import Overview
-from weights.session import Session, Told
+from weights.session import Session, UpdateEffect
 
 FIRST = "/weights_update/: SUCCESS, first weights in"
 BETTER = "/weights_update/: SUCCESS, best weights updated"
@@ -27,19 +27,19 @@ class WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Said(WireModel):
+class ReferenceAnswer(WireModel):
     """The fields of every answer of the reference."""
 
     status_code: int
     message: str
 
 
-class LoggedAnswer(Said):
+class LoggedAnswer(ReferenceAnswer):
     number_of_nodes: int
     weights: Shares
 
 
-class ToldAnswer(Said):
+class UpdateAnswer(ReferenceAnswer):
     """The best single measurement, and the number of measurements."""
 
     best_perf_metric: float
@@ -47,11 +47,11 @@ class ToldAnswer(Said):
     best_out_of: int
 
     @classmethod
-    def of(cls, told: Told) -> Self:
-        session = told.session
+    def of(cls, effect: UpdateEffect) -> Self:
+        session = effect.session
         return cls(
             status_code=200,
-            message=FIRST if told.is_first else BETTER if told.is_better else NO_CHANGE,
+            message=FIRST if effect.is_first else BETTER if effect.is_better else NO_CHANGE,
             best_perf_metric=session.best.metric,
             best_weights=session.best.shares,
             best_out_of=session.num_observations,
@@ -65,7 +65,7 @@ class ProposalAnswer(WireModel):
     predicted_spread: float | None = None
 
 
-class GeneratedAnswer(Said, ProposalAnswer):
+class GeneratedAnswer(ReferenceAnswer, ProposalAnswer):
     """The first proposal, and all proposals."""
 
     proposals: list[ProposalAnswer]
@@ -77,7 +77,7 @@ class GeneratedAnswer(Said, ProposalAnswer):
             status_code=200,
             message=message,
             **_fields(proposals[0]),
-            proposals=[ProposalAnswer(**_fields(one)) for one in proposals],
+            proposals=[ProposalAnswer(**_fields(proposal)) for proposal in proposals],
         )
 
 
@@ -151,7 +151,7 @@ class OverviewAnswer(SessionAnswer):
             noise_aware_best=NoiseAwareAnswer.of_best(assessment.best),
             convergence=assessment.convergence,
             concentration=assessment.concentration,
-            history=[ObservationAnswer.of(one) for one in history],
+            history=[ObservationAnswer.of(observation) for observation in history],
             offset=offset,
             limit=limit,
         )

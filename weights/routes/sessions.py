@@ -18,10 +18,10 @@ from weights.routes.answers import (
     LoggedAnswer,
     OverviewAnswer,
     PartitionAnswer,
-    Said,
+    ReferenceAnswer,
     SessionAnswer,
     SessionsAnswer,
-    ToldAnswer,
+    UpdateAnswer,
     problems,
 )
 from weights.schema import (
@@ -50,9 +50,11 @@ class SessionConverter(PathConverter):
 
 def add_update_routes(http: HttpRoutes, service: WeightsService) -> None:
     @http.post("/weights_update")
-    @operation("Tell a measurement.", {200: ToldAnswer, **problems(409, 413, 422, 503)}, UpdateBody)
-    def update(body: UpdateBody) -> ToldAnswer:
-        return ToldAnswer.of(service.tell(body.session_id, body.problem, [body.observation]))
+    @operation(
+        "Tell a measurement.", {200: UpdateAnswer, **problems(409, 413, 422, 503)}, UpdateBody
+    )
+    def update(body: UpdateBody) -> UpdateAnswer:
+        return UpdateAnswer.of(service.tell(body.session_id, body.problem, [body.observation]))
 
     @http.post("/weights_gen", in_turn=True)
     @operation(
@@ -65,10 +67,10 @@ def add_update_routes(http: HttpRoutes, service: WeightsService) -> None:
         return GeneratedAnswer.of(proposals)
 
     @http.post("/weights_update_delete")
-    @operation("Delete a session.", {200: Said, **problems(413, 422, 503)}, DeleteBody)
-    def delete(body: DeleteBody) -> Said:
+    @operation("Delete a session.", {200: ReferenceAnswer, **problems(413, 422, 503)}, DeleteBody)
+    def delete(body: DeleteBody) -> ReferenceAnswer:
         text = DELETED if service.delete(body.session_id) else NOT_FOUND
-        return Said(status_code=200, message=text.format(body.session_id))
+        return ReferenceAnswer(status_code=200, message=text.format(body.session_id))
 
     @http.post("/weights_log")
     @operation("Check weights and echo them.", {200: LoggedAnswer, **problems(413, 422)}, LogBody)
@@ -89,7 +91,7 @@ def add_session_routes(http: HttpRoutes, service: WeightsService) -> None:
         page = Page.parse(request.args.to_dict())
         sessions = service.sessions(page.offset, page.limit)
         return SessionsAnswer(
-            sessions=[SessionAnswer.of(one) for one in sessions],
+            sessions=[SessionAnswer.of(session) for session in sessions],
             offset=page.offset,
             limit=page.limit,
         )
@@ -107,22 +109,22 @@ def add_session_routes(http: HttpRoutes, service: WeightsService) -> None:
         return OverviewAnswer.of_overview(overview, history, page.offset, page.limit)
 
     @http.delete(SESSION)
-    @operation("Delete a session.", {200: Said, **problems(404, 503)})
-    def delete(session_id: str) -> Said:
+    @operation("Delete a session.", {200: ReferenceAnswer, **problems(404, 503)})
+    def delete(session_id: str) -> ReferenceAnswer:
         if not service.delete(session_id):
             raise SessionNotFound(session_id)
-        return Said(status_code=200, message=DELETED.format(session_id))
+        return ReferenceAnswer(status_code=200, message=DELETED.format(session_id))
 
 
 def add_measure_routes(http: HttpRoutes, service: WeightsService) -> None:
     @http.post(f"{SESSION}/observations")
     @operation(
         "Tell many measurements at once, all or none.",
-        {200: ToldAnswer, **problems(409, 413, 422, 503)},
+        {200: UpdateAnswer, **problems(409, 413, 422, 503)},
         ObservationsBody,
     )
-    def tell(body: ObservationsBody, session_id: str) -> ToldAnswer:
-        return ToldAnswer.of(service.tell(session_id, body.problem, body.all_observations))
+    def tell(body: ObservationsBody, session_id: str) -> UpdateAnswer:
+        return UpdateAnswer.of(service.tell(session_id, body.problem, body.all_observations))
 
     @http.post(f"{SESSION}/partition", in_turn=True)
     @operation(
@@ -131,7 +133,7 @@ def add_measure_routes(http: HttpRoutes, service: WeightsService) -> None:
         PartitionBody,
     )
     def partition(body: PartitionBody, session_id: str) -> PartitionAnswer:
-        given = body.weights_within(service.find(session_id).problem)
+        weights = body.weights_within(service.find(session_id).problem)
         return PartitionAnswer.of(
-            *service.layers(session_id, body.num_layers, body.min_layers, given)
+            *service.layers(session_id, body.num_layers, body.min_layers, weights)
         )

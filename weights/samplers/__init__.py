@@ -1,18 +1,15 @@
-"""Chooses a sampler by its name."""
+"""The samplers by name."""
 
 from typing import Literal
 
-from weights.samplers.adaptive import AdaptiveSampler
-from weights.samplers.dirichlet import DirichletSampler, RandomSampler
+from weights.samplers.adaptive import propose_adaptively
+from weights.samplers.dirichlet import propose_at_random, propose_by_dirichlet
 from weights.search import Sampler
 
 SamplerName = Literal["adaptive", "dirichlet_mle", "random"]
 
-
-def choose_sampler(name: SamplerName) -> Sampler:
-    samplers: dict[SamplerName, Sampler] = {
-        "adaptive": AdaptiveSampler(),
-        "dirichlet_mle": DirichletSampler(),
-        "random": RandomSampler(),
-    }
-    return samplers[name]
+SAMPLERS: dict[SamplerName, Sampler] = {
+    "adaptive": propose_adaptively,
+    "dirichlet_mle": propose_by_dirichlet,
+    "random": propose_at_random,
+}

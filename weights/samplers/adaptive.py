@@ -12,7 +12,7 @@ from common.numerics import FloatArray
 from weights.partition import neighbours, snapped
 from weights.samplers.assessment import MIN_POINTS
 from weights.samplers.cost_model import Bounds, Fit
-from weights.samplers.dirichlet import RandomSampler
+from weights.samplers.dirichlet import propose_at_random
 from weights.samplers.model_choice import guide
 from weights.samplers.trials import SAME, Trials, succeeded, trials_from
 from weights.search import Observation, Problem, Proposal, Shares
@@ -23,39 +23,37 @@ MAX_REDRAWS = 16  # redraws of shares that have failed
 QUIET = 1e-3  # noise of a cost below which a repeat is useless
 
 
-class AdaptiveSampler:
-    def propose(
-        self,
-        problem: Problem,
-        observations: Sequence[Observation],
-        pending: Sequence[Shares],
-        count: int,
-        rng: np.random.Generator,
-    ) -> list[Proposal]:
-        told = list(succeeded(observations, problem))
-        if len({observation.shares for observation in told}) < MIN_POINTS:
-            return RandomSampler().propose(problem, observations, pending, count, rng)
-        failed = {one.shares for one in observations} - {one.shares for one in told}
-        # Running trials are assumed to give the results that the model expects.
-        for shares in pending:
-            told.append(_Step(problem, told, rng).expected(shares))
-        proposals = []
-        for _ in range(count):
-            step = _Step(problem, told, rng)
-            proposals.append(step.proposal(failed))
-            told.append(step.expected(proposals[-1].shares))
-        return proposals
+def propose_adaptively(
+    problem: Problem,
+    observations: Sequence[Observation],
+    pending: Sequence[Shares],
+    count: int,
+    rng: np.random.Generator,
+) -> list[Proposal]:
+    history = list(succeeded(observations, problem))
+    if len({each.shares for each in history}) < MIN_POINTS:
+        return propose_at_random(problem, observations, pending, count, rng)
+    failed = {each.shares for each in observations} - {each.shares for each in history}
+    # Running trials are assumed to give the results that the model expects.
+    for shares in pending:
+        history.append(_Step(problem, history, rng).expected(shares))
+    proposals = []
+    for _ in range(count):
+        step = _Step(problem, history, rng)
+        proposals.append(step.proposal(failed))
+        history.append(step.expected(proposals[-1].shares))
+    return proposals
 
 
 class _Step:
     """One choice, given the history. One thread."""
 
     def __init__(
-        self, problem: Problem, told: Sequence[Observation], rng: np.random.Generator
+        self, problem: Problem, history: Sequence[Observation], rng: np.random.Generator
     ) -> None:
         self._problem, self._rng = problem, rng
         self._bounds = Bounds.of(problem)
-        self._trials: Trials = trials_from(told, problem)
+        self._trials: Trials = trials_from(history, problem)
         self._fit: Fit = guide(self._trials, rng)
 
     def proposal(self, failed: Collection[Shares]) -> Proposal:

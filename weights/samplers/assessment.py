@@ -40,7 +40,7 @@ def assess(problem: Problem, observations: Sequence[Observation]) -> Assessment:
 
 def _without_model(trials: Trials, bounds: Bounds) -> Assessment:
     """Returns the best measured mean. Its interval is by Student's t; infinite without repeats."""
-    means = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
+    means = trials.means
     worse = trials.scale.slope_sign * means
     best = int(np.where(bounds.hold(trials.points), worse, np.inf).argmin())
     degrees = len(trials) - len(means)
@@ -61,9 +61,8 @@ def _without_model(trials: Trials, bounds: Bounds) -> Assessment:
 
 def _best_point(trials: Trials, expected: FloatArray) -> int:
     """Returns the point of least expected cost; among equals the best measured one."""
-    told = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
     equal = np.flatnonzero(expected <= expected.min() + EQUAL)
-    return int(equal[(trials.scale.slope_sign * told[equal]).argmin()])
+    return int(equal[(trials.scale.slope_sign * trials.means[equal]).argmin()])
 
 
 def _best(trials: Trials, point: int, costs: FloatArray) -> Best:
@@ -78,10 +77,10 @@ def _convergence(best: FloatArray, costs: FloatArray, fit: Fit, trials: Trials) 
     """Returns whether further trials pay, by the mean gain from perfect knowledge: by how much the
     optimum beats the best measured shares, averaged over all possible truths."""
     gain = float(-np.expm1(np.minimum(costs.min(axis=1) - best, 0.0)).mean()) + 0.0  # no -0.0
-    said = f"the {fit.name} model expects {gain:.1%} more from the optimum"
+    reason = f"the {fit.name} model expects {gain:.1%} more from the optimum"
     if gain > WORTHWHILE:
-        return Convergence(False, f"{said}; one trial's noise is {fit.noise:.1%}")
+        return Convergence(False, f"{reason}; one trial's noise is {fit.noise:.1%}")
     unknown = UNKNOWN_PER_NODE * trials.points.shape[1]
     if len(trials) <= unknown:
-        return Convergence(False, f"{said}, but {unknown} unknowns fit any {len(trials)} trials")
-    return Convergence(True, f"{said}, {WORTHWHILE:.0%} or less")
+        return Convergence(False, f"{reason}, but {unknown} unknowns fit any {len(trials)} trials")
+    return Convergence(True, f"{reason}, {WORTHWHILE:.0%} or less")

@@ -15,40 +15,33 @@ MIN_TRIALS = 50
 BEST = 20
 
 
-class RandomSampler:
+def propose_at_random(
+    problem: Problem,
+    observations: Sequence[Observation],
+    pending: Sequence[Shares],
+    count: int,
+    rng: np.random.Generator,
+) -> list[Proposal]:
     """Draws shares uniformly within the bounds. Learns nothing."""
-
-    def propose(
-        self,
-        problem: Problem,
-        observations: Sequence[Observation],
-        pending: Sequence[Shares],
-        count: int,
-        rng: np.random.Generator,
-    ) -> list[Proposal]:
-        bounds = Bounds.of(problem)
-        drawn = sample_uniform(bounds.lower, bounds.upper, count, rng)
-        return [Proposal(snapped(tuple(row), problem), "random") for row in drawn.tolist()]
+    bounds = Bounds.of(problem)
+    drawn = sample_uniform(bounds.lower, bounds.upper, count, rng)
+    return [Proposal(snapped(tuple(row), problem), "random") for row in drawn.tolist()]
 
 
-class DirichletSampler:
+def propose_by_dirichlet(
+    problem: Problem,
+    observations: Sequence[Observation],
+    pending: Sequence[Shares],
+    count: int,
+    rng: np.random.Generator,
+) -> list[Proposal]:
     """Draws from the Dirichlet distribution that fits the best 20 trials. Up to 50 trials, draws
-    uniformly."""
-
-    def propose(
-        self,
-        problem: Problem,
-        observations: Sequence[Observation],
-        pending: Sequence[Shares],
-        count: int,
-        rng: np.random.Generator,
-    ) -> list[Proposal]:
-        """Returns independent draws, so pending trials do not matter."""
-        if len(observations) <= MIN_TRIALS:
-            return RandomSampler().propose(problem, observations, pending, count, rng)
-        bounds = Bounds.of(problem)
-        trials = trials_from(succeeded(observations, problem), problem)
-        best = trials.shares[np.argsort(trials.costs, kind="stable")[:BEST]]
-        concentration = most_likely_concentration(best)
-        drawn = sample_dirichlet(concentration, bounds.lower, bounds.upper, count, rng)
-        return [Proposal(snapped(tuple(row), problem), "dirichlet_mle") for row in drawn.tolist()]
+    uniformly. Draws are independent, so pending trials do not matter."""
+    if len(observations) <= MIN_TRIALS:
+        return propose_at_random(problem, observations, pending, count, rng)
+    bounds = Bounds.of(problem)
+    trials = trials_from(succeeded(observations, problem), problem)
+    best = trials.shares[np.argsort(trials.costs, kind="stable")[:BEST]]
+    concentration = most_likely_concentration(best)
+    drawn = sample_dirichlet(concentration, bounds.lower, bounds.upper, count, rng)
+    return [Proposal(snapped(tuple(row), problem), "dirichlet_mle") for row in drawn.tolist()]

@@ -26,9 +26,9 @@ STRUCTURES: Sequence[Callable[[Trials, np.random.Generator], Fit]] = (
 def most_trusted(trials: Trials, rng: np.random.Generator) -> Fit:
     """Returns the first fit that no other clearly beats. Tries structured models only for metrics
     of one sign, because others are not times."""
-    told = trials.most_telling(MAX_TRIALS)
-    fits: list[Fit] = [fit(told, rng) for fit in STRUCTURES] if trials.scale.is_log else []
-    fits.append(fit_surrogate(told, rng))
+    telling = trials.most_telling(MAX_TRIALS)
+    fits: list[Fit] = [fit(telling, rng) for fit in STRUCTURES] if trials.scale.is_log else []
+    fits.append(fit_surrogate(telling, rng))
     return next(fit for fit in fits if not any(clearly_beats(other, fit) for other in fits))
 
 

@@ -206,9 +206,9 @@ class _Climb:
         self, misses: _Misses, latency_share: FloatArray, damping: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         n = latency_share.shape[1]
-        its_part = latency_share[:, :, None]
-        by_odds = its_part * (1.0 - its_part) * (1.0 - self.growth)
-        by_odds /= its_part + (1.0 - its_part) * self.growth
+        share = latency_share[:, :, None]
+        by_odds = share * (1.0 - share) * (1.0 - self.growth)
+        by_odds /= share + (1.0 - share) * self.growth
         blame = misses.blame / START_NOISE
         jacobian = np.concatenate([blame, blame * by_odds], axis=1)  # [chains, 2 n, trials]
         gram = jacobian @ np.swapaxes(jacobian, 1, 2)

@@ -74,6 +74,11 @@ class Trials:
     def __len__(self) -> int:
         return len(self.costs)
 
+    @property
+    def means(self) -> FloatArray:
+        """The mean metric of each point."""
+        return np.bincount(self.point_of, self.metrics) / np.bincount(self.point_of)
+
     def most_telling(self, count: int) -> "Trials":
         """Returns at most `count` trials: half the cheapest, half the newest."""
         if len(self) <= count:
@@ -94,9 +99,9 @@ def trials_from(observations: Sequence[Observation], problem: Problem) -> Trials
 def succeeded(observations: Sequence[Observation], problem: Problem) -> Sequence[Observation]:
     """Returns the observations without failed trials, whose rate is 0. Returns all observations if
     every trial failed or metrics are not rates."""
-    if problem.direction == "minimize" or any(one.metric < 0 for one in observations):
+    if problem.direction == "minimize" or any(each.metric < 0 for each in observations):
         return observations
-    return [one for one in observations if one.metric] or observations
+    return [each for each in observations if each.metric] or observations
 
 
 def _trials(scale: Scale, metrics: FloatArray, costs: FloatArray, shares: FloatArray) -> Trials:

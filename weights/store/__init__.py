@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from weights.search import Observation, Problem
-from weights.session import Session, Told
+from weights.session import Session, UpdateEffect
 
 
 class WeightStore(Protocol):
@@ -17,7 +17,7 @@ class WeightStore(Protocol):
 
     def append(
         self, session_id: str, problem: Problem, observations: Sequence[Observation]
-    ) -> Told:
+    ) -> UpdateEffect:
         """Add all of `observations` (at least one), or none. The first create the session. Durable
         on return. Raises SessionMismatch for another number of nodes or another direction."""
 

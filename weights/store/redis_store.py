@@ -11,7 +11,7 @@ from common.stores.redis_store import RedisServer
 from weights.search import Observation, Problem
 from weights.session import (
     Session,
-    Told,
+    UpdateEffect,
     apply_update,
     best_of,
     dump_observation,
@@ -51,7 +51,7 @@ class RedisStore:
 
     def append(
         self, session_id: str, problem: Problem, observations: Sequence[Observation]
-    ) -> Told:
+    ) -> UpdateEffect:
         best = best_of(problem.direction, observations)
         with self._server.connected(FAILED):
             reply: Any = self._append(

@@ -7,7 +7,7 @@ from common.stores.sqlite_store import Connection, SqliteFile
 from weights.search import Observation, Problem
 from weights.session import (
     Session,
-    Told,
+    UpdateEffect,
     apply_update,
     dump_observation,
     dump_problem,
@@ -38,7 +38,7 @@ class SqliteStore:
 
     def append(
         self, session_id: str, problem: Problem, observations: Sequence[Observation]
-    ) -> Told:
+    ) -> UpdateEffect:
         with self._file.transaction(self._failed) as connection:
             before = _find(connection, session_id)
             result = apply_update(before, session_id, problem, observations)
@@ -83,8 +83,8 @@ class SqliteStore:
     def delete(self, session_id: str) -> bool:
         with self._file.transaction(self._failed) as connection:
             connection.execute("DELETE FROM observations WHERE session_id = ?", (session_id,))
-            gone = connection.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
-            return gone.rowcount > 0
+            deleted = connection.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
+            return deleted.rowcount > 0
 
     def close(self) -> None:
         self._file.close()

@@ -35,7 +35,7 @@ from benchmarking.analysis.intervals import Interval
 from benchmarking.machine import describe_machine
 from lab.benches.weights.objectives import Task, make_task
 from lab.kit.servers import ROOT
-from weights.samplers import SamplerName, choose_sampler
+from weights.samplers import SAMPLERS, SamplerName
 from weights.samplers.assessment import assess
 from weights.search import Observation, Problem
 
@@ -127,14 +127,14 @@ def run(method: str, column: str, trials: int, seeds: int) -> Regrets:
 
 
 def run_ours(method: str, task: Task, trials: int, seed: int) -> dict[str, float]:
-    sampler = choose_sampler(OURS[method])
+    sampler = SAMPLERS[OURS[method]]
     nodes = len(task.upper)
     problem = Problem((0.0,) * nodes, tuple(task.upper.tolist()), num_layers=task.num_layers)
     noise, rng = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
     observations: list[Observation] = []
     found = {}
     for trial in range(1, trials + 1):
-        [proposal] = sampler.propose(problem, observations, [], 1, rng)
+        [proposal] = sampler(problem, observations, [], 1, rng)
         metric = task.measure(np.array(proposal.shares), noise)
         observations.append(Observation(proposal.shares, metric))
         if trial in CHECKPOINTS:

@@ -28,7 +28,7 @@ from lab.kit.shares import choose_limiter
 from weights.drivers import Driver
 from weights.drivers.loop import Search, drive
 from weights.partition import Layers
-from weights.samplers import choose_sampler
+from weights.samplers import SAMPLERS
 from weights.service import WeightsService
 from weights.store.sqlite_store import SqliteStore
 
@@ -56,7 +56,7 @@ def search(engine: Driver, max_trials: int) -> Layers:
     measurements. Raises DriveError."""
     with TemporaryDirectory() as folder:
         store = SqliteStore(Path(folder) / "weights.db")
-        with closing(WeightsService(store, choose_sampler("adaptive"))) as service:
+        with closing(WeightsService(store, SAMPLERS["adaptive"])) as service:
             asked = Search(service, "split", engine.ring)
             return drive(engine, asked, max_trials, partial(print, flush=True))
 

@@ -24,7 +24,7 @@ from weights.drivers.http import Http
 from weights.drivers.loop import Search, drive
 from weights.drivers.pipeline import PipelineDriver
 from weights.errors import TrialFailed
-from weights.samplers import choose_sampler
+from weights.samplers import SAMPLERS
 from weights.service import WeightsService
 from weights.settings import Settings as WeightsSettings
 
@@ -71,7 +71,7 @@ def test_the_driver_finds_a_split_and_no_answer_changes(url: str) -> None:
     eventually(lambda: requests.get(f"{url}/ready").ok)
     before = answer(url)
     told: list[str] = []
-    service = WeightsService(MemoryStore(), choose_sampler("adaptive"))
+    service = WeightsService(MemoryStore(), SAMPLERS["adaptive"])
     driver = PipelineDriver(Http(url), 60.0)
     assert driver.ring.nodes == ("rank 0", "rank 1")
     found = drive(driver, Search(service, "s", driver.ring), 5, told.append)

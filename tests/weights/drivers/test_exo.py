@@ -13,7 +13,7 @@ from weights.drivers.exo_instance import choose_preview, free_bytes_of, runner_s
 from weights.drivers.http import Http, HttpRefused
 from weights.drivers.loop import Search, drive
 from weights.errors import EngineUnusable, TrialFailed
-from weights.samplers import choose_sampler
+from weights.samplers import SAMPLERS
 from weights.service import WeightsService
 
 PLAN = ExoPlan(MODEL, repeats=1, load_timeout_s=30, poll_s=0.01)
@@ -30,21 +30,21 @@ def cluster(**fields: Any) -> Cluster:
     return Cluster({"A": 1.0, "B": 2.0, "C": 4.0}, free, **fields)
 
 
-def found_on(exo: Cluster, told: list[str]) -> tuple[int, ...]:
-    service = WeightsService(MemoryStore(), choose_sampler("adaptive"))
+def found_on(exo: Cluster, lines: list[str]) -> tuple[int, ...]:
+    service = WeightsService(MemoryStore(), SAMPLERS["adaptive"])
     with served(exo) as url:
         driver = ExoDriver(Http(url), PLAN)
-        return drive(driver, Search(service, "s", driver.ring), 25, told.append)
+        return drive(driver, Search(service, "s", driver.ring), 25, lines.append)
 
 
 @pytest.mark.slow
 def test_it_finds_the_best_split_and_leaves_the_cluster_serving() -> None:
     exo = cluster()
-    told: list[str] = []
+    lines: list[str] = []
     # A single stream: as much as fits on the fastest, then on the next.
-    assert found_on(exo, told) == (9, 6, 1)
+    assert found_on(exo, lines) == (9, 6, 1)
     assert len(exo.instances) == 1
-    result = json.loads(told[-1])
+    result = json.loads(lines[-1])
     assert result["setting"].splitlines()[1] == "B start_layer=9 end_layer=15"
     assert result["best"] == {"A": 9, "B": 6, "C": 1}
 
@@ -52,10 +52,10 @@ def test_it_finds_the_best_split_and_leaves_the_cluster_serving() -> None:
 @pytest.mark.slow
 def test_a_split_that_breaks_is_told_and_the_search_goes_on() -> None:
     exo = cluster(breaks={(9, 6, 1)})
-    told: list[str] = []
-    assert found_on(exo, told) != (9, 6, 1)
+    lines: list[str] = []
+    assert found_on(exo, lines) != (9, 6, 1)
     assert len(exo.posted) > 3
-    broken = [each for each in map(json.loads, told) if "failed" in each]
+    broken = [each for each in map(json.loads, lines) if "failed" in each]
     assert all(each["layers"] == [9, 6, 1] for each in broken)
 
 
@@ -118,7 +118,7 @@ def test_nodes_without_room_are_named() -> None:
     exo.free_bytes["B"] = 50
     with served(exo) as url:
         driver = ExoDriver(Http(url), PLAN)
-        service = WeightsService(MemoryStore(), choose_sampler("adaptive"))
+        service = WeightsService(MemoryStore(), SAMPLERS["adaptive"])
         with pytest.raises(EngineUnusable, match="B has room for 0 layers"):
             Search(service, "s", driver.ring).check()
 

@@ -13,7 +13,7 @@ from weights.drivers.gguf_layers import read_num_layers
 from weights.drivers.llama_cpp import LlamaBench, LlamaCppDriver
 from weights.drivers.loop import Search, drive
 from weights.errors import EngineUnusable, TrialFailed
-from weights.samplers import choose_sampler
+from weights.samplers import SAMPLERS
 from weights.service import WeightsService
 
 # Layer i goes to the first device whose running share of the split exceeds i / (layers + 1).
@@ -61,11 +61,11 @@ def bench(tmp_path: Path, model: Path, body: str = "", **fields: Any) -> LlamaBe
 
 @pytest.mark.slow
 def test_the_search_fills_the_fastest_devices(tmp_path: Path, model: Path) -> None:
-    told: list[str] = []
-    service = WeightsService(MemoryStore(), choose_sampler("adaptive"))
+    lines: list[str] = []
+    service = WeightsService(MemoryStore(), SAMPLERS["adaptive"])
     driver = LlamaCppDriver(bench(tmp_path, model))
-    assert drive(driver, Search(service, "s", driver.ring), 20, told.append) == (10, 1, 1)
-    assert json.loads(told[-1])["setting"] == (
+    assert drive(driver, Search(service, "s", driver.ring), 20, lines.append) == (10, 1, 1)
+    assert json.loads(lines[-1])["setting"] == (
         "--rpc 10.0.0.2:50052,10.0.0.3:50052 --device RPC0,RPC1,CUDA0 --n-gpu-layers 999 "
         "--split-mode layer --tensor-split 9.5,1,2.5"
     )
