@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from common.faults import capped
+from pydantic import ValidationError
+
+from common.faults import capped, fault_of
 
 
 class BenchmarkError(Exception):
@@ -31,6 +33,14 @@ class LoadProcessFailed(RowRefused):
 
 class InvalidResults(BenchmarkError):
     """A folder does not hold the results of a run."""
+
+
+def unreadable(path: object, error: Exception, model: object = None) -> InvalidResults:
+    """Returns the error for a file that cannot be read as a `model`, with its first fault."""
+    fault = str(error)
+    if isinstance(error, ValidationError):
+        fault = fault_of(error.errors(include_url=False)[0], model)
+    return InvalidResults(f"{path}: {fault}")
 
 
 class Unfit(BenchmarkError):

@@ -5,18 +5,38 @@ A `Run` has rows, each of them a group of requests of one shape to one model, an
 metric can be computed again from `run.json` and `raw.jsonl`.
 
 All fields in `_s` are seconds on one monotonic clock that starts with the run, at
-`Run.started_at`. Everything here is immutable.
+`Run.started_at`. Files are refused whose figures are beyond the bounds below. Everything here is
+immutable.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 SCHEMA_VERSION = 1
 INTERRUPTED = "interrupted"  # the code of a request that the user's Ctrl-C cut off
 
 BROKEN_OFF = ("error", "abort", "cancelled")  # finish reasons of incomplete answers
+
+MAX_NUMBER = 10**15  # beyond this, a float does not count tokens exactly
+MAX_TOKENS = MAX_REQUESTS = 10_000_000
+MAX_USERS, MAX_QPS = 10_000, 1e5
+MAX_SCV = 100.0  # the largest that the optimizer accepts
+MAX_SEED = 2**63 - 1
+MAX_S = 1e9  # decades; a float of this size still tells microseconds
+
+Figure = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+Count = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+Spread = Annotated[float, Field(ge=0, le=MAX_SCV)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_S)]
+Difference = Annotated[float, Field(ge=-MAX_S, le=MAX_S)]
+Moment = Annotated[
+    datetime, Field(ge=datetime(1970, 1, 2, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC))
+]
 
 Distribution = Literal["constant", "uniform", "exponential"]
 ImageSize = Literal["na", "small", "medium", "large"]
@@ -36,39 +56,39 @@ class Workload:
     """
 
     model: str
-    input_tokens: int
-    output_tokens: int
-    num_requests: int
-    concurrency: int | None = None
-    qps: float | None = None
+    input_tokens: Tokens
+    output_tokens: Tokens
+    num_requests: Annotated[int, Field(ge=0, le=MAX_REQUESTS)]
+    concurrency: Annotated[int, Field(ge=0, le=MAX_USERS)] | None = None
+    qps: Annotated[float, Field(ge=0, le=MAX_QPS)] | None = None
     qps_distribution: Distribution = "constant"
     image_size: ImageSize = "na"
     prompts_path: str | None = None
-    input_scv: float = 0.0
-    output_scv: float = 0.0
-    arrival_scv: float | None = None
-    think_s: float = 0.0
+    input_scv: Spread = 0.0
+    output_scv: Spread = 0.0
+    arrival_scv: Spread | None = None
+    think_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerUsage:
     """The server's own report on one request; None where it has none. Rates are in tokens/s."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
-    ttft_s: float | None = None
-    end_to_end_latency_s: float | None = None
-    output_tokens_per_s: float | None = None  # after the first token
-    total_tokens_per_s: float | None = None
-    first_ten_tokens_per_s: float | None = None  # the ten tokens after the first
-    batch_size_used: int | None = None
-    acceptance_rate: float | None = None  # draft tokens accepted / proposed
-    switching_time_s: float | None = None  # the wait for the model to be brought into memory
-    queue_s: float | None = None  # the part of `ttft_s` before the request was admitted
-    tokens_per_step: float | None = None  # mean tokens of a speculative step, incl. the certain one
-    acceptance_by_depth: tuple[float, ...] = ()  # accepted share at depths 1, 2, ...
-    reasoning_tokens: int | None = None  # part of completion_tokens, which may not be sent
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    total_tokens: Count | None = None
+    ttft_s: Figure | None = None
+    end_to_end_latency_s: Figure | None = None
+    output_tokens_per_s: Figure | None = None  # after the first token
+    total_tokens_per_s: Figure | None = None
+    first_ten_tokens_per_s: Figure | None = None  # the ten tokens after the first
+    batch_size_used: Count | None = None
+    acceptance_rate: Figure | None = None  # draft tokens accepted / proposed
+    switching_time_s: Figure | None = None  # the wait for the model to be brought into memory
+    queue_s: Figure | None = None  # the part of `ttft_s` before the request was admitted
+    tokens_per_step: Figure | None = None  # mean of a speculative step, with the certain token
+    acceptance_by_depth: tuple[Figure, ...] = ()  # accepted share at depths 1, 2, ...
+    reasoning_tokens: Count | None = None  # part of completion_tokens, which may not be sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +124,23 @@ class RequestRecord:
     tokens of that text by the client's tokenizer; it is empty without one.
     """
 
-    row: int  # index into Run.rows
-    index: int  # within its row, in the order of the schedule
+    row: Count  # index into Run.rows
+    index: Count  # within its row, in the order of the schedule
     model: str
     prompt_name: str
-    scheduled_s: float
-    sent_s: float
-    end_s: float  # time of the last byte, or of the failure
-    chunk_s: tuple[float, ...] = ()
-    chunk_tokens: tuple[int, ...] = ()
-    prompt_tokens: int | None = None  # counted by the client, without the chat template
-    completion_tokens: int | None = None  # counted by the client
+    scheduled_s: Seconds
+    sent_s: Seconds
+    end_s: Seconds  # time of the last byte, or of the failure
+    chunk_s: Annotated[tuple[Seconds, ...], Field(fail_fast=True)] = ()
+    chunk_tokens: Annotated[tuple[Count, ...], Field(fail_fast=True)] = ()
+    prompt_tokens: Count | None = None  # counted by the client, without the chat template
+    completion_tokens: Count | None = None  # counted by the client
     usage: ServerUsage | None = None
-    status: int | None = None  # None without an answer
+    status: Count | None = None  # None without an answer
     finish_reason: str | None = None
     error: RequestError | None = None
     is_warmup: bool = False
-    num_waits: int = 0  # how often it was sent again after a 429 with Retry-After
+    num_waits: Count = 0  # how often it was sent again after a 429 with Retry-After
 
     @property
     def server(self) -> ServerUsage:
@@ -150,11 +170,11 @@ class ClientOverhead:
     if the kernel does not report it. Shares are CPU seconds of one core per second.
     """
 
-    cpu_share: float
-    lag_p50_s: float  # how late its event loop ran timers
-    lag_p99_s: float
-    lag_max_s: float
-    stolen_share: float | None = None
+    cpu_share: Difference
+    lag_p50_s: Difference  # how late its event loop ran timers
+    lag_p99_s: Difference
+    lag_max_s: Difference
+    stolen_share: Difference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +183,9 @@ class RowRecord:
 
     load: Workload
     name: str  # stem of the names of the row's files
-    start_s: float
-    end_s: float
-    timestamp: float  # when it was written, in seconds since 1970
+    start_s: Seconds
+    end_s: Seconds
+    timestamp: Figure  # when it was written, in seconds since 1970
     overhead: ClientOverhead | None = None
     error: str | None = None  # why the row could not be run at all
     was_interrupted: bool = False
@@ -180,19 +200,19 @@ class Environment:
     argv: tuple[str, ...]
     target: str  # kind and address
     tokenizer: str  # the source of prompts' lengths
-    user_rows: int | None = None  # requests served at once, if the server reports it
+    user_rows: Count | None = None  # requests served at once, if the server reports it
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     name: str
-    started_at: datetime  # with its time zone; time 0 of all fields in `_s`
-    seed: int
+    started_at: Moment  # with its time zone; time 0 of all fields in `_s`
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)]
     environment: Environment
     config: dict[str, object]  # the configuration as it was read
-    rows: tuple[RowRecord, ...] = ()
+    rows: Annotated[tuple[RowRecord, ...], Field(fail_fast=True)] = ()
     records: tuple[RequestRecord, ...] = ()
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Count = SCHEMA_VERSION
 
     def records_of(self, row: int) -> list[RequestRecord]:
         """Returns the measured requests of a row in the order of their schedule."""

@@ -1,20 +1,21 @@
 """Writes and reads the raw files of a run: `run.json`, and `raw.jsonl` with a line per request.
 
-Apart from `records`, so that the process that sends the load starts without pydantic.
+Apart from `records`, which are pure.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from benchmarking.errors import InvalidResults
+from benchmarking.errors import unreadable
 from benchmarking.records import RequestRecord, Run
-from common.files import append_whole, write_whole
+from common.files import append_whole, read_bounded, write_whole
 
 RUN_FILE = "run.json"
 RAW_FILE = "raw.jsonl"
+MAX_RUN_BYTES, MAX_RAW_BYTES = 2**26, 2**31
 
 _RUN = TypeAdapter(Run)
 _RECORD = TypeAdapter(RequestRecord)
@@ -33,10 +34,19 @@ def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
 
 def read_run(folder: Path) -> Run:
     """Returns the run in a folder. Raises InvalidResults."""
+    path = folder / RUN_FILE
     try:
-        run = _RUN.validate_json((folder / RUN_FILE).read_bytes())
-        with (folder / RAW_FILE).open("rb") as file:
-            whole = (line for line in file if line.endswith(b"\n"))  # the last may be incomplete
-            return replace(run, records=tuple(map(_RECORD.validate_json, whole)))
-    except (OSError, ValidationError) as error:
-        raise InvalidResults(f"{folder} holds no run: {error}") from error
+        run = _RUN.validate_json(read_bounded(path, MAX_RUN_BYTES))
+        path = folder / RAW_FILE
+        *lines, _ = read_bounded(path, MAX_RAW_BYTES).split(b"\n")  # the last is incomplete
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error, Run) from error
+    records = (_record(f"{path}, line {number}", line) for number, line in enumerate(lines, 1))
+    return replace(run, records=tuple(records))
+
+
+def _record(place: str, line: bytes) -> RequestRecord:
+    try:
+        return _RECORD.validate_json(line)
+    except ValueError as error:
+        raise unreadable(place, error, RequestRecord) from error

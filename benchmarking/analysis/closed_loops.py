@@ -20,7 +20,15 @@ import numpy as np
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.intervals import mean_within_run
-from benchmarking.analysis.latency import E2E, TTFT, itl_s, mean_tokens, succeeded, ttft_s
+from benchmarking.analysis.latency import (
+    E2E,
+    TTFT,
+    input_tokens,
+    itl_s,
+    mean_tokens,
+    succeeded,
+    ttft_s,
+)
 from benchmarking.analysis.service_curve import (
     LEAST_ERROR,
     LEAST_MS,
@@ -63,7 +71,7 @@ def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> Service
     overhead counts as work.
     """
     loops = closed_loops(points, places)
-    curve = fit_loops(loops, tells=differ(loops))
+    curve = fit_loops(loops, has_overhead=prompts_differ(loops))
     if curve is None:
         return None
     return curve.of_requests(
@@ -78,13 +86,13 @@ def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list[Loop]:
     return [loop for loop in loops if loop is not None and loop.users <= (places or math.inf)]
 
 
-def fit_loops(loops: Sequence[Loop], tells: bool) -> ServiceCurve | None:
-    """Returns the curve of loops, not yet for certain lengths. `tells` says whether the overhead is
-    an unknown."""
+def fit_loops(loops: Sequence[Loop], has_overhead: bool) -> ServiceCurve | None:
+    """Returns the curve of loops, not yet for certain lengths. `has_overhead` says whether the
+    overhead is an unknown."""
     users = sorted({loop.users for loop in loops})
     if len(users) < MIN_USERS:
         return None
-    unknowns = _Unknowns(users, _knots(loops), tells)
+    unknowns = _Unknowns(users, _knots(loops), has_overhead)
     equations = [_end_to_end(loop, unknowns) for loop in loops]
     equations += [_first_token(loop, unknowns) for loop in loops if loop.users == 1]
     found, errors = least_squares(*map(np.array, zip(*equations, strict=True)))
@@ -95,19 +103,22 @@ def fit_loops(loops: Sequence[Loop], tells: bool) -> ServiceCurve | None:
         decode=rising((p.rows, p.ms, p.standard_error) for p in decode),
         prompt_token=prompts,
         source="closed loops",
-        overhead=(CurvePoint(1, float(found[0]), float(errors[0])),) if tells else None,
+        overhead=(CurvePoint(1, float(found[0]), float(errors[0])),) if has_overhead else None,
         speed_error=drift(loops),
     )
 
 
 def _loop(point: LoadPoint) -> Loop | None:
-    """Returns the means of a closed loop; None for other loads. Each user's last request is left
-    out, because steps have fewer rows when no others follow. Each latency is scaled to an answer of
-    mean length, so that different lengths do not count as errors."""
+    """Returns the means of a closed loop; None for other loads and for prompts that nobody counted.
+    Each user's last request is left out, because steps have fewer rows when no others follow. Each
+    latency is scaled to an answer of mean length, so that different lengths do not count as errors.
+    """
     users = point.load.concurrency
     if users is None or point.e2e is None:
         return None
-    steady = succeeded(point.measured[:-users]) or point.measured
+    steady = succeeded(point.measured[:-users]) or succeeded(point.measured)
+    if not any(map(input_tokens, steady)):
+        return None
     in_tokens, out_tokens = mean_tokens(steady)
     even_ms = [1000 * (first_s + (out_tokens - 1) * gap_s) for first_s, gap_s in _paces(steady)]
     e2e_ms, e2e_error_ms = _mean(even_ms or E2E.values(steady))
@@ -148,17 +159,19 @@ Equation = tuple[FloatArray, float]  # coefficients of the unknowns, and the val
 @dataclass(frozen=True, slots=True)
 class _Unknowns:
     """The unknowns of equations, in order: the overhead, c at `knots`, and a at `users`. Both are
-    numbers of users. `tells` says whether the overhead is an unknown; otherwise it is 0."""
+    numbers of users. `has_overhead` says whether the overhead is an unknown; otherwise it is 0."""
 
     users: Sequence[int]
     knots: Sequence[int]
-    tells: bool
+    has_overhead: bool
 
     def coefficients(self, users: int, prompt_tokens: float, steps: float) -> FloatArray:
         """Returns the coefficients of one equation; c is linear between its knots."""
         c = [np.interp(users, self.knots, each) for each in np.eye(len(self.knots))]
         a = [steps * (each == users) for each in self.users]
-        return np.array([self.tells, *(prompt_tokens * each for each in c), *a], dtype=np.float64)
+        return np.array(
+            [self.has_overhead, *(prompt_tokens * each for each in c), *a], dtype=np.float64
+        )
 
     def points(self, found: FloatArray, errors: FloatArray) -> tuple[Points, Points]:
         """Returns the points of c and of a, by users."""
@@ -168,7 +181,7 @@ class _Unknowns:
         return points[: len(self.knots)], points[len(self.knots) :]
 
 
-def differ(loops: Sequence[Loop]) -> bool:
+def prompts_differ(loops: Sequence[Loop]) -> bool:
     """Returns whether prompts differ enough in length."""
     prompts = [loop.work_tokens for loop in loops]
     return max(prompts, default=0.0) >= DIFFERENT_LENGTHS * max(min(prompts, default=0.0), 1.0)
@@ -177,11 +190,11 @@ def differ(loops: Sequence[Loop]) -> bool:
 def _knots(loops: Sequence[Loop]) -> Sequence[int]:
     """Returns the numbers of users at which c is an unknown: the least, middle and most of those
     whose prompts differ in length, as one alone is uncertain. If none do, c is constant."""
-    of_users: defaultdict[int, list[Loop]] = defaultdict(list)
+    by_users: defaultdict[int, list[Loop]] = defaultdict(list)
     for loop in loops:
-        of_users[loop.users].append(loop)
-    told = sorted(users for users, same in of_users.items() if differ(same)) or [1]
-    return sorted({told[0], told[len(told) // 2], told[-1]})
+        by_users[loop.users].append(loop)
+    users = sorted(users for users, equal in by_users.items() if prompts_differ(equal)) or [1]
+    return sorted({users[0], users[len(users) // 2], users[-1]})
 
 
 def _end_to_end(loop: Loop, unknowns: _Unknowns) -> Equation:
@@ -209,11 +222,11 @@ def least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, Flo
 
 def drift(loops: Sequence[Loop]) -> float:
     """Returns the relative scatter between rows of equal load, beyond the scatter within rows."""
-    of_load: defaultdict[tuple[int, int], list[Loop]] = defaultdict(list)
+    by_load: defaultdict[tuple[int, int], list[Loop]] = defaultdict(list)
     for loop in loops:
-        of_load[(loop.users, round(loop.work_tokens))].append(loop)
+        by_load[(loop.users, round(loop.work_tokens))].append(loop)
     excess = []
-    for rows in of_load.values():
+    for rows in by_load.values():
         if len(rows) > 1:
             token_ms = np.array([row.e2e_ms / row.output_tokens for row in rows])
             errors = [(row.e2e_error_ms / row.e2e_ms) ** 2 for row in rows]

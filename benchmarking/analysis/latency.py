@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from benchmarking.errors import Unfit
 from benchmarking.records import RequestRecord, ServerUsage
 
 MISCOUNT = 1.5  # two tokenizers' counts of the same text differ by less than this factor
@@ -18,22 +19,22 @@ def succeeded(records: Iterable[RequestRecord]) -> list[RequestRecord]:
     return [record for record in records if record.failure is None]
 
 
-def tokens_that_came(usage: ServerUsage, events: int, counted: int | None = None) -> int:
+def received_tokens(usage: ServerUsage, events: int, counted: int | None = None) -> int:
     """Returns the answer's tokens by the server's count, without a thought that it did not send.
 
     If the client's count differs by more than MISCOUNT, that is returned. Without either count,
     each event counts as a token.
     """
-    said, thought = usage.completion_tokens, usage.reasoning_tokens
-    if said and thought and (counted or events) < said - thought / 2:
-        said = max(said - thought, 1)
-    if said and counted and not counted / MISCOUNT <= said <= counted * MISCOUNT:
-        said = counted
-    return said or counted or events
+    num_tokens, thought = usage.completion_tokens, usage.reasoning_tokens
+    if num_tokens and thought and (counted or events) < num_tokens - thought / 2:
+        num_tokens = max(num_tokens - thought, 1)
+    if num_tokens and counted and not counted / MISCOUNT <= num_tokens <= counted * MISCOUNT:
+        num_tokens = counted
+    return num_tokens or counted or events
 
 
 def output_tokens(record: RequestRecord) -> int:
-    return tokens_that_came(record.server, len(record.chunk_s), record.completion_tokens)
+    return received_tokens(record.server, len(record.chunk_s), record.completion_tokens)
 
 
 def hidden_tokens(record: RequestRecord) -> int:
@@ -47,9 +48,12 @@ def input_tokens(record: RequestRecord) -> int | None:
 
 
 def mean_tokens(records: Iterable[RequestRecord]) -> tuple[float, float]:
-    """Returns the mean input and output tokens of answered requests."""
+    """Returns the mean input and output tokens of answered requests. Raises Unfit if neither server
+    nor client counted the prompts."""
     answered = succeeded(records)
     inputs = [tokens for record in answered if (tokens := input_tokens(record)) is not None]
+    if not inputs:
+        raise Unfit("no answer has the number of its prompt's tokens; measure with --tokenizer")
     return fmean(inputs), fmean(output_tokens(record) for record in answered)
 
 
@@ -77,13 +81,13 @@ class Metric:
 
     name: str
     unit: str
-    of: Callable[[RequestRecord], float | None]
+    figure_of: Callable[[RequestRecord], float | None]
     scale: float = 1.0  # from what `of` returns to `unit`
 
     def values(self, records: Iterable[RequestRecord]) -> list[float]:
         """Returns the values of completed requests that have one, in `unit` and in order."""
-        found = (self.of(record) for record in succeeded(records))
-        return [value * self.scale for value in found if value is not None]
+        figures = (self.figure_of(record) for record in succeeded(records))
+        return [value * self.scale for value in figures if value is not None]
 
 
 TTFT = Metric("TTFT", "ms", ttft_s, 1000.0)

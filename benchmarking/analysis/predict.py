@@ -16,13 +16,12 @@ from benchmarking.analysis.fit import Validity
 from benchmarking.analysis.intervals import Interval, mean_within_run
 from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
 from benchmarking.errors import OptimizerUnusable
-from benchmarking.records import Workload
+from benchmarking.records import MAX_SCV, Workload
 from common.fetch import OK, FetchBounds, FetchFailed, ask
 
 BOUNDS = FetchBounds(connect_s=10.0, read_s=30.0, max_bytes=2**20)
 NOT_FOUND = 404
 PER_MINUTE = 60.0
-MAX_SCV = 100.0  # the largest that the optimizer accepts
 SLACK = 1.05  # a value may exceed a range by this factor, as repeats of the same load do
 
 Json = dict[str, Any]
@@ -49,7 +48,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Comparison:
     """A prediction beside the measured means, in ms. Errors are (predicted - measured) / measured.
 
     `input_tokens` and `output_tokens` are means per request. `in_service` is the predicted number
@@ -92,14 +91,14 @@ class OptimizerApi:
     ) -> Prediction:
         """`shape` has a request's mean input and output tokens. `out_scv` is the squared
         coefficient of variation of the latter, which only service curves take into account."""
-        asked = {"arrivalRate": rate_per_s * PER_MINUTE}
+        fields = {"arrivalRate": rate_per_s * PER_MINUTE}
         if out_scv is not None and "serviceCurve" in perf:
-            asked["outTokensScv"] = out_scv
-        answer = self.ask("/analyze", perf, shape, asked)
+            fields["outTokensScv"] = out_scv
+        answer = self.ask("/analyze", perf, shape, fields)
         return prediction_of(answer, answer["maxRate"])
 
     def ask(
-        self, path: str, perf: Mapping[str, Any], shape: tuple[int, int], asked: Mapping[str, Any]
+        self, path: str, perf: Mapping[str, Any], shape: tuple[int, int], fields: Mapping[str, Any]
     ) -> Json:
         """Returns the optimizer's answer about one replica with this performance data."""
         in_tokens, out_tokens = shape
@@ -110,22 +109,22 @@ class OptimizerApi:
             "avgInTokens": in_tokens,
             "avgOutTokens": out_tokens,
         }
-        return self._post(path, {**replica, **asked})
+        return self._post(path, {**replica, **fields})
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Json:
         try:
-            said = ask(self._base + path, BOUNDS, "POST", body)
+            response = ask(self._base + path, BOUNDS, "POST", body)
         except FetchFailed as error:
             raise OptimizerUnusable(str(error)) from error
-        if said.status == NOT_FOUND:
+        if response.status == NOT_FOUND:
             raise OptimizerUnusable(
                 f"{self._base}{path}: 404; is it an optimizer, and a stateful one "
                 "(OPTIMIZER_STATEFUL=1) if data is to be posted?"
             )
-        if said.status != OK:
-            raise OptimizerUnusable(f"{self._base}{path}: {said.status} {said.text}")
+        if response.status != OK:
+            raise OptimizerUnusable(f"{self._base}{path}: {response.status} {response.text}")
         try:
-            answer: Json = said.json()
+            answer: Json = response.json()
         except (ValueError, RecursionError) as error:
             raise OptimizerUnusable(f"{self._base}{path}: is it an optimizer? {error}") from error
         return answer
@@ -147,16 +146,18 @@ def is_comparable(point: LoadPoint) -> bool:
 
 def predict(
     optimizer: OptimizerApi, perf: Mapping[str, Any], points: Iterable[LoadPoint]
-) -> list[Beside]:
+) -> list[Comparison]:
     """Returns every comparable load with the optimizer's prediction. Rows of the same load are
     pooled: means are over all their requests. Raises OptimizerUnusable."""
     parts: dict[Workload, list[LoadPoint]] = {}
     for point in filter(is_comparable, points):
         parts.setdefault(point.load, []).append(point)
-    return [_beside(optimizer, perf, of_load) for of_load in parts.values()]
+    return [_comparison(optimizer, perf, of_load) for of_load in parts.values()]
 
 
-def _beside(optimizer: OptimizerApi, perf: Mapping[str, Any], parts: Sequence[LoadPoint]) -> Beside:
+def _comparison(
+    optimizer: OptimizerApi, perf: Mapping[str, Any], parts: Sequence[LoadPoint]
+) -> Comparison:
     records = [record for part in parts for record in part.measured]
     durations_s = [part.to_s - part.from_s for part in parts]
     rate_per_s = fmean([part.offered_per_s for part in parts], weights=durations_s)
@@ -166,7 +167,7 @@ def _beside(optimizer: OptimizerApi, perf: Mapping[str, Any], parts: Sequence[Lo
     out_scv = float(np.var(lengths)) / out_tokens**2
     prediction = optimizer.analyze(perf, shape, rate_per_s, min(out_scv, MAX_SCV))
     places = batch_at(perf, shape[1])
-    return Beside(
+    return Comparison(
         load=parts[0].load,
         prediction=prediction,
         ttft=mean_within_run(TTFT.values(records)),
@@ -177,57 +178,57 @@ def _beside(optimizer: OptimizerApi, perf: Mapping[str, Any], parts: Sequence[Lo
     )
 
 
-def outside(beside: Beside, validity: Validity) -> list[str]:
+def outside(comparison: Comparison, validity: Validity) -> list[str]:
     """Returns the quantities outside the ranges that were measured for the fit, with the ranges."""
-    asked = (
-        ("prompt tokens", beside.input_tokens, validity.input_tokens),
-        ("output tokens", beside.output_tokens, validity.output_tokens),
-        ("requests/s", beside.prediction.rate_per_s, validity.rate_per_s),
-        ("requests in service", beside.in_service, validity.concurrency),
+    quantities = (
+        ("prompt tokens", comparison.input_tokens, validity.input_tokens),
+        ("output tokens", comparison.output_tokens, validity.output_tokens),
+        ("requests/s", comparison.prediction.rate_per_s, validity.rate_per_s),
+        ("requests in service", comparison.in_service, validity.concurrency),
     )
     return [
         f"{value:.3g} {name}, measured {low:.3g} to {high:.3g}"
-        for name, value, (low, high) in asked
+        for name, value, (low, high) in quantities
         if not low / SLACK <= value <= high * SLACK
     ]
 
 
-def as_json(beside: Beside, validity: Validity | None) -> Json:
+def as_json(comparison: Comparison, validity: Validity | None) -> Json:
     """Returns a comparison as JSON. `outside_measured` is null if `validity` is not known."""
     return {
-        "load": asdict(beside.load),
-        "prediction": asdict(beside.prediction),
-        "measured_ttft_ms": beside.ttft.value,
-        "measured_itl_ms": beside.itl.value,
-        "ttft_error": beside.ttft_error,
-        "itl_error": beside.itl_error,
-        "outside_measured": outside(beside, validity) if validity else None,
+        "load": asdict(comparison.load),
+        "prediction": asdict(comparison.prediction),
+        "measured_ttft_ms": comparison.ttft.value,
+        "measured_itl_ms": comparison.itl.value,
+        "ttft_error": comparison.ttft_error,
+        "itl_error": comparison.itl_error,
+        "outside_measured": outside(comparison, validity) if validity else None,
     }
 
 
-def warning_lines(found: Iterable[Beside], validity: Validity | None) -> Iterator[str]:
+def warning_lines(comparisons: Iterable[Comparison], validity: Validity | None) -> Iterator[str]:
     """Yields text for people: which predictions extrapolate, and the optimizer's warnings."""
     if validity is None:
         yield "warning: no fit.json beside the performance data says what was measured for it"
-    for beside in found:
-        rate = f"{beside.prediction.rate_per_s:.2f} requests/s"
-        if validity is not None and (beyond := outside(beside, validity)):
+    for comparison in comparisons:
+        rate = f"{comparison.prediction.rate_per_s:.2f} requests/s"
+        if validity is not None and (beyond := outside(comparison, validity)):
             yield f"warning: the prediction at {rate} extrapolates: {'; '.join(beyond)}"
-        for warning in beside.prediction.warnings:
+        for warning in comparison.prediction.warnings:
             yield f"warning: at {rate}: {warning}"
 
 
-def beside_lines(found: Iterable[Beside]) -> Iterator[str]:
+def comparison_lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
     """Yields a table of the predicted and measured mean TTFT and ITL at each rate."""
     yield "| | requests/s | predicted | measured | error |"
     yield "|---|---|---|---|---|"
-    for beside in found:
-        said = beside.prediction
-        rate = f"{said.rate_per_s:.2f}"
-        ttft = _predicted(said.ttft_ms, said.ttft_bounds_ms, said.method)
-        itl = _predicted(said.itl_ms, said.itl_bounds_ms, said.method)
-        yield f"| TTFT, ms | {rate} | {ttft} | {beside.ttft} | {beside.ttft_error:+.1%} |"
-        yield f"| ITL, ms | {rate} | {itl} | {beside.itl} | {beside.itl_error:+.1%} |"
+    for comparison in comparisons:
+        prediction = comparison.prediction
+        rate = f"{prediction.rate_per_s:.2f}"
+        ttft = _predicted(prediction.ttft_ms, prediction.ttft_bounds_ms, prediction.method)
+        itl = _predicted(prediction.itl_ms, prediction.itl_bounds_ms, prediction.method)
+        yield f"| TTFT, ms | {rate} | {ttft} | {comparison.ttft} | {comparison.ttft_error:+.1%} |"
+        yield f"| ITL, ms | {rate} | {itl} | {comparison.itl} | {comparison.itl_error:+.1%} |"
 
 
 def _predicted(ms: float, bounds_ms: tuple[float, float] | None, method: str | None) -> str:

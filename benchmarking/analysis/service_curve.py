@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from benchmarking.errors import InvalidResults
-from common.faults import fault_of
+from benchmarking.errors import unreadable
 from common.fetch import FetchBounds, fetch
 from common.files import read_bounded
 from common.numerics import scipy
@@ -158,21 +157,18 @@ def read_speed(source: str) -> Speed:
             raw = read_bounded(Path(source), MAX_SPEED_BYTES)
         return Speed.model_validate(_of_model(json.loads(raw), model))
     except (OSError, ValueError, RecursionError) as error:
-        fault = str(error)
-        if isinstance(error, ValidationError):
-            fault = fault_of(error.errors()[0], Speed)
-        raise InvalidResults(f"{source}: {fault}") from error
+        raise unreadable(source, error, Speed) from error
 
 
-def _of_model(said: Any, model: str) -> Any:
+def _of_model(reports: Any, model: str) -> Any:
     """Returns the report on one model, from a report on all by name. Raises ValueError."""
-    if not isinstance(said, dict) or "decode_ms" in said:
-        return said
-    if not model and len(said) == 1:
-        return next(iter(said.values()))
-    if model not in said:
-        raise ValueError(f"has no model {model!r}; add #NAME with one of {', '.join(said)}")
-    return said[model]
+    if not isinstance(reports, dict) or "decode_ms" in reports:
+        return reports
+    if not model and len(reports) == 1:
+        return next(iter(reports.values()))
+    if model not in reports:
+        raise ValueError(f"has no model {model!r}; add #NAME with one of {', '.join(reports)}")
+    return reports[model]
 
 
 def _by_whole_rows(rows: Iterable[PromptRow]) -> list[CurvePoint]:

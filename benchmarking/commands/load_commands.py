@@ -38,16 +38,15 @@ from benchmarking.commands.command_line import (
     until_interrupted,
 )
 from benchmarking.errors import TargetUnusable
-from benchmarking.load.own_prompts import load_of
 from benchmarking.load.preflight import agreed, unserved
 from benchmarking.load.progress import RunProgress
 from benchmarking.load.targets import Endpoint, Headers
 from benchmarking.load.tokenizers import SERVER
-from benchmarking.records import Run, Workload
+from benchmarking.load.user_prompts import load_of
+from benchmarking.records import MAX_REQUESTS, MAX_SEED, MAX_TOKENS, MAX_USERS, Run, Workload
 from benchmarking.results.documented_runs import UNKNOWN
-from benchmarking.rows.config import MAX_SEED, RowOptions
+from benchmarking.rows.config import RowOptions
 from benchmarking.rows.driver import Driver, new_run_folder
-from benchmarking.rows.model_configs import MAX_REQUESTS, MAX_TOKENS, MAX_USERS
 from benchmarking.rows.row_runner import Origin, RowRunner
 from benchmarking.settings import load_settings
 
@@ -62,7 +61,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LoadOptions:
     """The arguments that all of these commands take."""
 
     output_dir: Path
@@ -70,13 +69,13 @@ class Asked:
     seed: int
     headers: Headers
 
-    def as_in(self, earlier: Run) -> "Asked":
+    def like(self, earlier: Run) -> "LoadOptions":
         """Returns the arguments with the seed and tokenizer of an earlier run, unless the command
         line gives them. Runs from documented files do not say how they counted tokens."""
-        known: dict[str, Any] = {"seed": earlier.seed}
+        options: dict[str, Any] = {"seed": earlier.seed}
         if earlier.environment != UNKNOWN:
-            known["tokenizer"] = earlier.environment.tokenizer
-        return replace(self, **{name: each for name, each in known.items() if not is_given(name)})
+            options["tokenizer"] = earlier.environment.tokenizer
+        return replace(self, **{name: options[name] for name in options if not is_given(name)})
 
     def measure(
         self,
@@ -112,18 +111,18 @@ class Asked:
     def target_at(self, base: str | None) -> Endpoint:
         settings = load_settings()
         base = base or settings.api_base
-        return Endpoint("openai", base, settings.api_key, own_headers=self.headers)
+        return Endpoint("openai", base, settings.api_key, user_headers=self.headers)
 
 
-def asking(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of `Asked`, which the command gets. The server's address and key come from
-    BENCHMARK_API_BASE and BENCHMARK_API_KEY."""
+def load_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of `LoadOptions`, which the command gets. The server's address and key come
+    from BENCHMARK_API_BASE and BENCHMARK_API_KEY."""
 
     @wraps(command)
-    def with_asked(
-        output_dir: Path, tokenizer: str, seed: int, headers: Headers, **given: Any
+    def with_options(
+        output_dir: Path, tokenizer: str, seed: int, headers: Headers, **arguments: Any
     ) -> None:
-        command(asked=Asked(output_dir, tokenizer, seed, headers), **given)
+        command(options=LoadOptions(output_dir, tokenizer, seed, headers), **arguments)
 
     for option in (
         HEADERS,
@@ -141,8 +140,8 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True),
     ):
-        with_asked = option(with_asked)
-    return with_asked
+        with_options = option(with_options)
+    return with_options
 
 
 @click.command()
@@ -162,7 +161,7 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--seconds", type=SECONDS, default=30.0, show_default=True, help="Per row.")
 @click.option("--requests-each", type=TIMES, default=8, show_default=True)
 @click.option("--repeats", type=TIMES, default=1, show_default=True)
-@asking
+@load_options
 def sweep(
     model: str,
     lengths: tuple[int, ...],
@@ -172,7 +171,7 @@ def sweep(
     seconds: float,
     requests_each: int,
     repeats: int,
-    asked: Asked,
+    options: LoadOptions,
 ) -> None:
     """Raise the load until the server is saturated, and find the knee.
 
@@ -193,7 +192,7 @@ def sweep(
         driver.measure_all([row.load for row in driver.run.rows] * (repeats - 1))
         return driver.points()
 
-    points = asked.measure([model], work)
+    points = options.measure([model], work)
     for length, end in ends.items():
         of_length = [point for point in points if point.load.input_tokens == length]
         bend = knee(of_length)
@@ -214,9 +213,14 @@ def sweep(
 @OUTPUT_TOKENS
 @click.option("--seconds", type=SECONDS, default=60.0, show_default=True, help="Per row.")
 @slo_options
-@asking
+@load_options
 def capacity(
-    attainment: float, start_qps: float, seconds: float, slo: Slo, asked: Asked, **shape: Any
+    attainment: float,
+    start_qps: float,
+    seconds: float,
+    slo: Slo,
+    options: LoadOptions,
+    **shape: Any,
 ) -> None:
     """Find the highest rate that meets the SLOs.
 
@@ -228,7 +232,7 @@ def capacity(
         return point.goodput(slo).attainment >= attainment
 
     plan = search_max_rate(Shape(**shape), is_met, start_qps, seconds)
-    found = asked.measure([shape["model"]], lambda driver: driver.drive(plan))
+    found = options.measure([shape["model"]], lambda driver: driver.drive(plan))
     if found is None or found.met is None or found.missed is None:
         click.echo(f"no limit was found for {slo}", err=True)
         sys.exit(FAILURES)
@@ -244,9 +248,14 @@ def capacity(
 @click.option("--concurrency", type=USERS, default=1, show_default=True)
 @OUTPUT_TOKENS
 @click.option("--save-texts", is_flag=True, help="Also write prompts and completions.")
-@asking
+@load_options
 def custom(
-    prompts: Path, model: str, concurrency: int, output_tokens: int, save_texts: bool, asked: Asked
+    prompts: Path,
+    model: str,
+    concurrency: int,
+    output_tokens: int,
+    save_texts: bool,
+    options: LoadOptions,
 ) -> None:
     """Send your own prompts, each once.
 
@@ -254,7 +263,7 @@ def custom(
     prompts of about the same length, so that no cache has yours.
     """
     load = load_of(prompts, model, output_tokens, concurrency)
-    point = asked.measure([model], lambda driver: driver.measure(load, save_texts), num_rows=1)
+    point = options.measure([model], lambda driver: driver.measure(load, save_texts), num_rows=1)
     if point is None or point.error_share > 0:
         sys.exit(FAILURES)
 
@@ -267,14 +276,14 @@ def custom(
 @click.option("--laps", type=TIMES, default=3, show_default=True)
 @INPUT_TOKENS
 @OUTPUT_TOKENS
-@asking
+@load_options
 def switching(
     models: tuple[str, ...],
     num_requests: int,
     laps: int,
     input_tokens: int,
     output_tokens: int,
-    asked: Asked,
+    options: LoadOptions,
 ) -> None:
     """Measure how long switching between MODELS takes.
 
@@ -293,21 +302,21 @@ def switching(
         driver.measure_all(loads)
         return switching_matrix(driver.run)
 
-    found = asked.measure(models, work, num_rows=len(loads))
+    found = options.measure(models, work, num_rows=len(loads))
     for (before, after), switches in sorted(found.items()):
-        said, estimate = _seconds(switches.by_server_s), _seconds(switches.by_estimate_s)
-        click.echo(f"{before} to {after}: server {said}, estimate {estimate}")
+        reported, estimate = _seconds(switches.by_server_s), _seconds(switches.by_estimate_s)
+        click.echo(f"{before} to {after}: server {reported}, estimate {estimate}")
 
 
 @click.command()
 @click.argument("folder", type=RESULTS_FOLDER)
-@asking
-def repeat(folder: Path, asked: Asked) -> None:
+@load_options
+def repeat(folder: Path, options: LoadOptions) -> None:
     """Measure the loads of FOLDER again with its seed and tokenizer, for a comparison."""
     run = open_run(folder)
     loads = [row.load for row in run.rows]
     models = [load.model for load in loads]
-    asked.as_in(run).measure(models, lambda driver: driver.measure_all(loads), num_rows=len(loads))
+    options.like(run).measure(models, lambda driver: driver.measure_all(loads), num_rows=len(loads))
 
 
 def _end_lines(end: SweepEnd | None) -> Iterator[str]:

@@ -101,8 +101,8 @@ class ChatStream:
         delta = choice.get("delta") or {}
         # Some servers send a thought under both names.
         thought = delta.get("reasoning_content") or delta.get("reasoning")
-        for said in (thought, delta.get("content")):
-            if text := "".join(_texts(said)):
+        for content in (thought, delta.get("content")):
+            if text := "".join(_texts(content)):
                 self.chunk_s.append(now_s)
                 # JSON may have half a surrogate pair, which cannot be encoded.
                 self.chunk_texts.append(text.encode(errors="replace").decode())
@@ -150,19 +150,19 @@ def _message(error: Any) -> str:
     return _shown(str(message or error))
 
 
-def _shown(said: str) -> str:
+def _shown(message: str) -> str:
     """Returns a server's message, shortened and without control characters."""
-    return "".join(c if c.isprintable() else " " for c in said[:MAX_SHOWN_CHARS])
+    return "".join(c if c.isprintable() else " " for c in message[:MAX_SHOWN_CHARS])
 
 
-def _texts(said: object) -> Iterator[str]:
+def _texts(content: object) -> Iterator[str]:
     """Yields the texts of `content`, which is a string or a list of parts with text."""
-    if isinstance(said, str):
-        yield said
-    elif isinstance(said, list):
-        for part in said:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for part in content:
             yield from _texts(part)
-    elif isinstance(said, dict):
-        yield from _texts(said.get("text") or said.get("thinking"))
-    elif said is not None:
+    elif isinstance(content, dict):
+        yield from _texts(content.get("text") or content.get("thinking"))
+    elif content is not None:
         raise TypeError("neither text nor parts of one")

@@ -123,8 +123,8 @@ class StreamClient(asyncio.Protocol):
             self.status = None  # an interim response; the answer itself is still to come
             return
         if self.status != 200:
-            said = error_text(self._error_body, self.headers.get("location", ""))
-            self._end(RequestError(str(self.status), said))
+            message = error_text(self._error_body, self.headers.get("location", ""))
+            self._end(RequestError(str(self.status), message))
             return
         try:
             self._answer.finish()
@@ -179,14 +179,14 @@ class Peer:
         return Outcome(self._clock(), client.status, error)
 
 
-def retry_after_s(said: str, now_s: float) -> float | None:
+def retry_after_s(header: str, now_s: float) -> float | None:
     """Returns the seconds of a `Retry-After`, which is a number or a date; None if it is neither.
     `now_s` is in seconds since 1970."""
     try:
-        wait_s = float(said)
+        wait_s = float(header)
     except ValueError:
         try:
-            wait_s = parsedate_to_datetime(said).timestamp() - now_s
+            wait_s = parsedate_to_datetime(header).timestamp() - now_s
         except (ValueError, OverflowError):
             return None
     return max(wait_s, 0.0) if math.isfinite(wait_s) else None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarking.analysis.latency import tokens_that_came
+from benchmarking.analysis.latency import received_tokens
 from benchmarking.load.answers import StreamReader
 from benchmarking.load.client import CUT_OFF, Address, Outcome, Peer
 from benchmarking.load.usage import server_usage
@@ -90,7 +90,7 @@ class Progress:
         else:
             times_s = exchange.chunk_s
             self.num_answered += 1
-            self.output_tokens += tokens_that_came(server_usage(exchange.usage or {}), len(times_s))
+            self.output_tokens += received_tokens(server_usage(exchange.usage or {}), len(times_s))
             self.first_token_s += times_s[0] - exchange.scheduled_s
             self.decode_s += times_s[-1] - times_s[0]
 
@@ -131,7 +131,7 @@ async def _closed_loop(job: LoadJob, sender: "_Sender") -> None:
         for number in numbers:
             if sender.is_out_of_time():
                 return
-            await sender.send(number, sender.now_s())
+            await sender.begin(number, sender.now_s())
             if job.think_s:
                 await asyncio.sleep(job.think_s)
 
@@ -171,9 +171,6 @@ class _Sender:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def send(self, number: int, scheduled_s: float) -> None:
-        await self.begin(number, scheduled_s)
 
     async def all_ended(self) -> None:
         if self._tasks:
@@ -233,8 +230,8 @@ class _Watch:
     """Reports progress while the load runs, and measures the client's own cost. The delay of timers
     shows how late requests may be sent, and arrivals of tokens noticed."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report = report
         self._cpu_s = time.process_time()
         self._stolen_s = stolen_s()
         self._began_s = time.monotonic()
@@ -254,12 +251,12 @@ class _Watch:
         return ClientOverhead(cpu_s / elapsed_s, p50_s, p99_s, lags_s[-1], stolen_share)
 
     async def _run(self) -> None:
-        told_s = due_s = self._began_s
+        reported_s = due_s = self._began_s
         while True:
             due_s += LAG_PERIOD_S
             await asyncio.sleep(due_s - time.monotonic())
             now_s = time.monotonic()
             self._lags_s.append(now_s - due_s)
-            if now_s - told_s >= PROGRESS_PERIOD_S:
-                self._tell()
-                told_s = now_s
+            if now_s - reported_s >= PROGRESS_PERIOD_S:
+                self._report()
+                reported_s = now_s

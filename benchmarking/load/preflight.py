@@ -29,9 +29,9 @@ def only_model(target: Endpoint) -> str:
     served = _listed(_get(target, target.route("/models")))
     if not served:
         url = target.route("/models")
-        usual = target.beside("/v1")
+        usual_url = target.beside("/v1")
         is_usual = url == target.beside("/v1/models")
-        elsewhere = "" if is_usual else f"use {usual}, where most servers have it, or "
+        elsewhere = "" if is_usual else f"use {usual_url}, where most servers have it, or "
         raise TargetUnusable(f"{url} lists no model; {elsewhere}name it with --model")
     return served[0]
 
@@ -49,8 +49,8 @@ def unserved(target: Endpoint, models: Iterable[str]) -> dict[str, str]:
         ) from error
     if answer.status not in (OK, *NO_SUCH_ROUTE):
         remedy = REMEDIES.get(answer.status, "wait until the server is ready")
-        said = target.without_secrets(error_text(answer.content, answer.location))
-        raise TargetUnusable(f"{url} answered {answer.status} ({said}); {remedy}")
+        message = target.without_secrets(error_text(answer.content, answer.location))
+        raise TargetUnusable(f"{url} answered {answer.status} ({message}); {remedy}")
     served = _listed(answer)
     names = ", ".join(served[:MAX_NAMED]) + (", ..." if len(served) > MAX_NAMED else "")
     return {
@@ -63,10 +63,10 @@ def unserved(target: Endpoint, models: Iterable[str]) -> dict[str, str]:
 def user_rows(target: Endpoint) -> int | None:
     """Returns the number of user rows that Hearth's `/ready` reports; None for other servers."""
     try:
-        said = _get(target, target.beside("/ready")).json()["user_rows"]
+        num_rows = _get(target, target.beside("/ready")).json()["user_rows"]
     except (FetchFailed, ValueError, LookupError, TypeError, RecursionError):
         return None
-    return said if isinstance(said, int) and said > 0 else None
+    return num_rows if isinstance(num_rows, int) and num_rows > 0 else None
 
 
 def _listed(answer: Fetched) -> list[str]:
@@ -76,7 +76,7 @@ def _listed(answer: Fetched) -> list[str]:
         return []
 
 
-def agreed(target: Endpoint, model: str, tell: Callable[[str], None]) -> Endpoint:
+def agreed(target: Endpoint, model: str, notify: Callable[[str], None]) -> Endpoint:
     """Returns the target with the body fields that it refuses left out or renamed.
 
     It sends one short request, and sends it again without the optional fields that the refusal
@@ -93,7 +93,7 @@ def agreed(target: Endpoint, model: str, tell: Callable[[str], None]) -> Endpoin
             return target
         if refusal is None:
             if found != target:
-                tell(f"the server refuses some fields of requests: {found.agreement}")
+                notify(f"the server refuses some fields of requests: {found.agreement}")
             return found
         optional = OPTIONAL.intersection(body)
         if NEW_LIMIT in refusal and OLD_LIMIT in body:
@@ -120,8 +120,8 @@ def _refusal(target: Endpoint, model: str, body: Body) -> str | None:
         )
         if answer.status_code not in BODY_REFUSED:
             return None
-        said: bytes = next(answer.iter_content(MAX_REFUSAL_BYTES), b"")
-    return said.decode(errors="replace")
+        refusal: bytes = next(answer.iter_content(MAX_REFUSAL_BYTES), b"")
+    return refusal.decode(errors="replace")
 
 
 def _get(target: Endpoint, url: str) -> Fetched:

@@ -49,7 +49,7 @@ def run_load(job: LoadJob, on_progress: Callable[[Progress], None], stop: Event)
             raise LoadProcessFailed(process.wait(EXIT_TIMEOUT_S)) from None
 
 
-async def _run(job: LoadJob, tell: Callable[[Progress], None]) -> LoadResult:
+async def _run(job: LoadJob, send: Callable[[Progress], None]) -> LoadResult:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -58,7 +58,7 @@ async def _run(job: LoadJob, tell: Callable[[Progress], None]) -> LoadResult:
         stop.set()
 
     loop.add_reader(sys.stdin, stdin_is_closed)
-    return await apply_load(job, stop, tell)
+    return await apply_load(job, stop, send)
 
 
 def main() -> None:
@@ -68,11 +68,11 @@ def main() -> None:
     # Under PYTHONUNBUFFERED, sys.stdout.buffer might write only a part of a message.
     with open(sys.stdout.fileno(), "wb", closefd=False) as messages:
 
-        def tell(message: Progress | LoadResult) -> None:
+        def send(message: Progress | LoadResult) -> None:
             pickle.dump(message, messages)
             messages.flush()
 
-        tell(uvloop.run(_run(job, tell)))
+        send(uvloop.run(_run(job, send)))
 
 
 if __name__ == "__main__":

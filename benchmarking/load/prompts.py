@@ -70,11 +70,11 @@ def _fillers(count: Count) -> list[str]:
     def is_one_token(piece: str) -> bool:
         return count(base + 3 * piece) == length + 3
 
-    found = [f" {word}" for word in FILLER_WORDS if is_one_token(f" {word}")]
-    found = found or [char for char in FILLER_CHARS if is_one_token(char)]
-    if not found:
+    fillers = [f" {word}" for word in FILLER_WORDS if is_one_token(f" {word}")]
+    fillers = fillers or [char for char in FILLER_CHARS if is_one_token(char)]
+    if not fillers:
         raise RowRefused("the model's tokenizer has no word or character of a single token")
-    return found
+    return fillers
 
 
 PIXELS: dict[ImageSize, int] = {"small": 500, "medium": 1000, "large": 2000}

@@ -4,9 +4,8 @@ Requests are built completely in advance, so that the load process only has to s
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
@@ -17,6 +16,7 @@ from benchmarking.load.client import Address
 CHAT_PATH = "/chat/completions"
 MIN_SECRET_CHARS = 6  # shorter values are not masked, as any message may have them by chance
 
+Kind = Literal["openai", "hearth"]
 Body = dict[str, Any]
 Headers = tuple[tuple[str, SecretStr], ...]
 
@@ -29,15 +29,6 @@ class Prompt:
     text: str
     num_tokens: int  # counted by the model's tokenizer, with special tokens
     image_url: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestForm:
-    """The wire format of one kind of server: its requests and its answers."""
-
-    answer: type[StreamReader]
-    path: Callable[[str], str]  # argument: the model
-    body: Callable[[str, Prompt, int], Body]  # arguments: model, prompt, max_tokens
 
 
 def _chat_body(model: str, prompt: Prompt, max_tokens: int) -> Body:
@@ -59,30 +50,20 @@ def _content(prompt: Prompt) -> str | list[Body]:
     return [{"type": "text", "text": prompt.text}, image]
 
 
-FORMS = {
-    "openai": RequestForm(ChatStream, lambda model: CHAT_PATH, _chat_body),
-    "hearth": RequestForm(
-        TextAnswer,
-        lambda model: f"/predictions/{quote(model)}",
-        lambda _, prompt, max_tokens: {"text": prompt.text, "max_tokens": max_tokens},
-    ),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A server: its kind and the URL at which its routes begin. Immutable.
 
     `base` may end in /chat/completions, or be only the address; it has no credentials. Its query,
-    such as Azure's api-version, is added to every route. The values of `own_headers` are secrets.
+    such as Azure's api-version, is added to every route. The values of `user_headers` are secrets.
     `left_out` and `renamed` are fields of a body that the server refuses, or names differently.
     """
 
-    kind: str  # a key of FORMS
+    kind: Kind
     base: str
     key: SecretStr | None = None
     sampling_params: Body = field(default_factory=dict)
-    own_headers: Headers = ()
+    user_headers: Headers = ()
     left_out: frozenset[str] = frozenset()
     renamed: tuple[tuple[str, str], ...] = ()
 
@@ -94,28 +75,31 @@ class Endpoint:
 
     @property
     def answer(self) -> type[StreamReader]:
-        return FORMS[self.kind].answer
+        return TextAnswer if self.kind == "hearth" else ChatStream
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers of a request. The user's own ones take precedence over that of the key."""
-        own = {name.title(): value.get_secret_value() for name, value in self.own_headers}
+        user_headers = {name.title(): value.get_secret_value() for name, value in self.user_headers}
         key = {} if self.key is None else {"Authorization": f"Bearer {self.key.get_secret_value()}"}
-        return key | own
+        return key | user_headers
 
-    def without_secrets(self, said: str) -> str:
+    def without_secrets(self, message: str) -> str:
         """Returns a server's message without the request's secrets, even if it cuts one off."""
-        secrets = [value for _, value in self.own_headers] + ([self.key] if self.key else [])
+        secrets = [value for _, value in self.user_headers] + ([self.key] if self.key else [])
         for value in (secret.get_secret_value() for secret in secrets):
             for length in range(len(value), MIN_SECRET_CHARS - 1, -1):
-                if length == len(value) or said.endswith(value[:length]):
-                    said = said.replace(value[:length], "***")
-        return said
+                if length == len(value) or message.endswith(value[:length]):
+                    message = message.replace(value[:length], "***")
+        return message
 
     def body(self, model: str, prompt: Prompt, max_tokens: int) -> Body:
-        made = FORMS[self.kind].body(model, prompt, max_tokens) | self.sampling_params
+        body: Body = {"text": prompt.text, "max_tokens": max_tokens}
+        if self.kind == "openai":
+            body = _chat_body(model, prompt, max_tokens)
+        body |= self.sampling_params
         names = dict(self.renamed)
-        return {names.get(k, k): value for k, value in made.items() if k not in self.left_out}
+        return {names.get(k, k): value for k, value in body.items() if k not in self.left_out}
 
     def request(self, model: str, prompt: Prompt, max_tokens: int) -> bytes:
         """Returns the head and body of one POST, after which the connection closes."""
@@ -135,8 +119,9 @@ class Endpoint:
 
     def completions(self, model: str) -> str:
         """Returns the URL to which requests for a model are sent."""
-        path = FORMS[self.kind].path(model)
-        return self.beside(path) if self.kind == "hearth" else self.route(path)
+        if self.kind == "hearth":
+            return self.beside(f"/predictions/{quote(model)}")
+        return self.route(CHAT_PATH)
 
     def route(self, path: str) -> str:
         """Returns the URL of one of OpenAI's routes, such as /models."""
@@ -158,8 +143,8 @@ class Endpoint:
     @property
     def agreement(self) -> str:
         """How bodies differ from the usual ones; empty if they do not."""
-        told = [f"without {name}" for name in sorted(self.left_out)]
-        return ", ".join(told + [f"with {new} for {old}" for old, new in self.renamed])
+        differences = [f"without {name}" for name in sorted(self.left_out)]
+        return ", ".join(differences + [f"with {new} for {old}" for old, new in self.renamed])
 
     def __str__(self) -> str:
         return f"{self.kind} {self.base}" + (self.agreement and f", {self.agreement}")

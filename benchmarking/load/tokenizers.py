@@ -80,19 +80,19 @@ class ServerTokenizer:
         return int(self._ask(prompt=text)["count"])
 
     def context_left(self, text: str) -> int | None:
-        said = self._ask(messages=[{"role": "user", "content": text}])
-        context = said.get("max_model_len")
-        return context - int(said["count"]) if isinstance(context, int) else None
+        answer = self._ask(messages=[{"role": "user", "content": text}])
+        context = answer.get("max_model_len")
+        return context - int(answer["count"]) if isinstance(context, int) else None
 
     def _count_plain(self, text: str) -> int:
         return self.count(text) - self._specials
 
-    def _ask(self, **what: Any) -> dict[str, Any]:
+    def _ask(self, **text: Any) -> dict[str, Any]:
         url = self._urls[0]
         try:
             answer = self._session.post(
                 url,
-                json={"model": self._model, **what},
+                json={"model": self._model, **text},
                 timeout=TIMEOUT_S,
                 allow_redirects=False,  # lest the user's key go to another server
                 stream=True,
@@ -100,16 +100,16 @@ class ServerTokenizer:
             content = _body_of(answer)
             if answer.status_code == 404 and len(self._urls) > 1:
                 del self._urls[0]
-                return self._ask(**what)
+                return self._ask(**text)
             answer.raise_for_status()
-            said: dict[str, Any] = json.loads(content)
-            int(said["count"])
+            counted: dict[str, Any] = json.loads(content)
+            int(counted["count"])
         except NO_COUNT as error:
             raise TargetUnusable(
                 f"{url} does not count tokens ({error}); start the server, or set tokenizer to "
                 "the folder of the model's tokenizer.json"
             ) from error
-        return said
+        return counted
 
 
 def _body_of(answer: requests.Response) -> bytes:

@@ -6,7 +6,7 @@ A figure may have several names. The first name with a number that is not zero c
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from benchmarking.records import ServerUsage
+from benchmarking.records import MAX_NUMBER, ServerUsage
 
 KEYS = {
     "prompt_tokens": ("prompt_tokens_count", "prompt_tokens"),
@@ -28,21 +28,20 @@ KEYS = {
     "tokens_per_step": ("tokens_per_step",),
 }
 COUNTS = {"prompt_tokens", "completion_tokens", "total_tokens", "batch_size_used"}
-MAX_NUMBER = 1e15  # beyond this, a float does not count tokens exactly
 
 
 def server_usage(usage: Mapping[str, Any]) -> ServerUsage:
     """Returns the figures of a `usage` object, without values that are not plausible numbers."""
-    said: dict[str, Any] = {name: _first(usage, keys) for name, keys in KEYS.items()}
+    figures: dict[str, Any] = {name: _first(usage, keys) for name, keys in KEYS.items()}
     for name in COUNTS:
-        said[name] = None if said[name] is None else round(said[name])
-    tokens, seconds = said["total_tokens"], said["end_to_end_latency_s"]
-    if said["total_tokens_per_s"] is None and tokens and seconds:
-        said["total_tokens_per_s"] = tokens / seconds
+        figures[name] = None if figures[name] is None else round(figures[name])
+    tokens, seconds = figures["total_tokens"], figures["end_to_end_latency_s"]
+    if figures["total_tokens_per_s"] is None and tokens and seconds:
+        figures["total_tokens_per_s"] = tokens / seconds
     details = usage.get("completion_tokens_details")
     thought = details.get("reasoning_tokens") if isinstance(details, dict) else None
     return ServerUsage(
-        **said,
+        **figures,
         acceptance_by_depth=_shares(usage.get("acceptance_by_depth")),
         reasoning_tokens=round(thought) if _is_number(thought) else None,
     )
@@ -53,8 +52,8 @@ def _first(usage: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
     return next((number for number in numbers if number), numbers[0] if numbers else None)
 
 
-def _shares(said: object) -> tuple[float, ...]:
-    return tuple(said) if isinstance(said, list) and all(map(_is_number, said)) else ()
+def _shares(value: object) -> tuple[float, ...]:
+    return tuple(value) if isinstance(value, list) and all(map(_is_number, value)) else ()
 
 
 def _is_number(value: object) -> TypeGuard[float]:

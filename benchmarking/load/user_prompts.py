@@ -12,11 +12,12 @@ from benchmarking.errors import InvalidConfig
 from benchmarking.load.targets import Prompt
 from benchmarking.load.tokenizers import Tokenizer
 from benchmarking.records import Workload
-from common.faults import fault_of
+from common.faults import MAX_FAULTS, fault_of
 from common.files import read_bounded
 from common.paths import expanded
 
 MAX_BYTES, MAX_IMAGE_BYTES = 2**28, 2**26
+MAX_LINES = 1_000_000
 
 
 class Line(BaseModel):
@@ -27,12 +28,12 @@ class Line(BaseModel):
 
 
 def load_of(path: Path, model: str, max_tokens: int, concurrency: int) -> Workload:
-    """Returns a closed loop of a file's prompts. Raises InvalidConfig, naming every wrong line."""
+    """Returns a closed loop of a file's prompts. Raises InvalidConfig, naming wrong lines."""
     num_prompts = len(_lines(path))
     return Workload(model, 0, max_tokens, num_prompts, concurrency, prompts_path=str(path))
 
 
-def own_prompts(path: Path, tokenizer: Tokenizer) -> list[Prompt]:
+def read_prompts(path: Path, tokenizer: Tokenizer) -> list[Prompt]:
     """Returns the prompts of a file in their order. Raises InvalidConfig."""
     return [
         Prompt(
@@ -50,10 +51,14 @@ def _lines(path: Path) -> dict[int, Line]:
     lines: dict[int, Line] = {}
     faults: list[str] = []
     try:
-        written = read_bounded(path, MAX_BYTES).decode("utf-8-sig").split("\n")
+        texts = read_bounded(path, MAX_BYTES).decode("utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
         raise InvalidConfig(path, [str(error)]) from error
-    for number, text in enumerate(written, start=1):
+    if len(texts) > MAX_LINES:
+        raise InvalidConfig(path, [f"has {len(texts)} lines; give {MAX_LINES} or fewer"])
+    for number, text in enumerate(texts, start=1):
+        if len(faults) >= MAX_FAULTS:
+            break
         try:
             if text.strip():
                 lines[number] = Line.model_validate_json(text)

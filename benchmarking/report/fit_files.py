@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from benchmarking.analysis.fit import Fit
-from benchmarking.errors import InvalidResults, writing
+from benchmarking.errors import InvalidResults, unreadable, writing
 from common.files import read_bounded, write_whole
 
 FIT_FILE, PERF_FILE, PICTURE_FILE = "fit.json", "perf.json", "fit.svg"
 PREDICT_FILE = "predict.json"
 
-MAX_PERF_BYTES = 2**20
+MAX_PERF_BYTES, MAX_FIT_BYTES = 2**20, 2**26
 
 _FIT = TypeAdapter(Fit)
 
@@ -47,6 +47,6 @@ def read_fit(folder: Path) -> Fit | None:
     if not path.exists():
         return None
     try:
-        return _FIT.validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise InvalidResults(f"{path} is no fit: {error}") from error
+        return _FIT.validate_json(read_bounded(path, MAX_FIT_BYTES))
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error, Fit) from error

@@ -115,5 +115,8 @@ def _read_json(path: Path) -> Any:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    text = json.dumps(content, indent=4, ensure_ascii=False, allow_nan=False)
+    try:
+        text = json.dumps(content, indent=4, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:  # NaN in the configuration of another client's run
+        raise InvalidResults(f"{path}: {error}") from error
     write_whole(path, text + "\n")

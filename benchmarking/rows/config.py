@@ -17,20 +17,19 @@ from pydantic import (
 
 from benchmarking.errors import InvalidConfig
 from benchmarking.load.tokenizers import SERVER
+from benchmarking.records import MAX_SEED
 from benchmarking.settings import checked_base
 from common.faults import fault_of
 from common.files import read_bounded
 from common.paths import UserPath
 from common.plain_yaml import plain_value
 
-LLM_APIS = {"sncloud": "openai", "openai": "openai", "hearth": "hearth"}
 RESERVED = {"model", "messages", "text", "max_tokens", "stream", "stream_options"}
 MAX_BYTES = 2**20
-MAX_SEED = 2**63 - 1
 MAX_SECONDS = 30 * 86_400.0
 
 
-def _known_api(name: object) -> object:
+def _supported_api(name: object) -> object:
     if name == "sambastudio":
         raise ValueError("SambaStudio's own shapes are not included; use its OpenAI routes")
     return name
@@ -59,7 +58,7 @@ class BenchmarkConfig(RowOptions):
     """The documented keys, then Hearth's. Relative paths start at the working directory."""
 
     model_configs_path: UserPath
-    llm_api: Annotated[Literal["sncloud", "openai", "hearth"], BeforeValidator(_known_api)] = (
+    llm_api: Annotated[Literal["sncloud", "openai", "hearth"], BeforeValidator(_supported_api)] = (
         "sncloud"
     )
     output_files_dir: UserPath = Path("..")
@@ -82,8 +81,8 @@ class BenchmarkConfig(RowOptions):
     @field_validator("sampling_params")
     @classmethod
     def _check_sampling(cls, params: dict[str, Any]) -> dict[str, Any]:
-        if ours := sorted(RESERVED.intersection(params)):
-            raise ValueError(f"{', '.join(ours)} belongs to the benchmark; leave it out")
+        if reserved := sorted(RESERVED.intersection(params)):
+            raise ValueError(f"{', '.join(reserved)} belongs to the benchmark; leave it out")
         try:
             json.dumps(params, allow_nan=False)
         except ValueError:
@@ -101,14 +100,14 @@ class BenchmarkConfig(RowOptions):
 def read_config(path: Path, run_name: str | None = None) -> BenchmarkConfig:
     """Returns a file's configuration. `run_name` replaces the name in it. Raises InvalidConfig."""
     try:
-        given = plain_value(read_bounded(path, MAX_BYTES).decode("utf-8-sig"))
+        content = plain_value(read_bounded(path, MAX_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise InvalidConfig(path, [str(error)]) from error
-    if not isinstance(given, dict):
+    if not isinstance(content, dict):
         raise InvalidConfig(path, ["is no list of keys and values"])
-    given |= {"run_name": run_name} if run_name else {}
+    content |= {"run_name": run_name} if run_name else {}
     try:
-        return BenchmarkConfig.model_validate(given)
+        return BenchmarkConfig.model_validate(content)
     except ValidationError as error:
         faults = [fault_of(each, BenchmarkConfig) for each in error.errors()]
         raise InvalidConfig(path, faults) from None

@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Driver:
     """A run whose rows may be chosen while it runs. For one thread; others may set `stop`, and
     measure rows that wait. Every method that measures raises RowRefused if a row cannot be run, and
-    NotWritable. `tell` is given a few lines about each row that ends; `with_statistics` adds the
+    NotWritable. `report` is given a few lines about each row that ends; `with_statistics` adds the
     documented statistics."""
 
     def __init__(
@@ -27,14 +27,14 @@ class Driver:
         runner: RowRunner,
         folder: RunFolder,
         stop: Event,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         progress: RunProgress | None = None,
         with_statistics: bool = False,
     ) -> None:
         self.folder = folder
         self._runner = runner
         self._stop = stop
-        self._tell = tell
+        self._report = report
         self._progress = progress or RunProgress()
         self._with_statistics = with_statistics
 
@@ -55,7 +55,7 @@ class Driver:
         with self._progress.row(number, load.model) as show:
             outcome = self._runner.run(number, load, self._stop, show)
         self.folder.add(number, outcome, texts_too)
-        self._tell_of(number)
+        self._report_row(number)
         if not any(record.is_measured for record in outcome.records):
             return None
         return load_point(outcome.row, outcome.records)
@@ -66,7 +66,7 @@ class Driver:
             self.measure(self.run.rows[number].load, texts_too, number)
         except RowRefused as refusal:
             self.folder.refuse(number, str(refusal))
-            self._tell_of(number)
+            self._report_row(number)
 
     def measure_all(self, loads: Iterable[Workload]) -> None:
         """Measures the loads one after the other, until the user stops it."""
@@ -88,9 +88,9 @@ class Driver:
             return finding
         return None
 
-    def _tell_of(self, number: int) -> None:
+    def _report_row(self, number: int) -> None:
         for line in row_lines(self.run, number, self._with_statistics):
-            self._tell(line)
+            self._report(line)
 
 
 def new_run_folder(parent: Path, runner: RowRunner, argv: list[str]) -> RunFolder:

@@ -4,22 +4,30 @@ A row with faults is refused by itself. A file without a usable header or rows i
 """
 
 import csv
+from collections import Counter
 from dataclasses import dataclass
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from benchmarking.errors import InvalidConfig
-from benchmarking.records import Distribution, ImageSize, Workload
+from benchmarking.records import (
+    MAX_QPS,
+    MAX_REQUESTS,
+    MAX_TOKENS,
+    MAX_USERS,
+    Distribution,
+    ImageSize,
+    Workload,
+)
 from common.faults import fault_of
 from common.files import read_bounded
 
-MAX_BYTES = 16 * 2**20
+MAX_BYTES, MAX_ROWS = 16 * 2**20, 10_000
 MIN_INPUT_TOKENS = 40
-MAX_TOKENS = MAX_REQUESTS = 10_000_000
-MAX_USERS = 10_000
 
 
 def _size_name(cell: str) -> str:
@@ -37,7 +45,7 @@ class Cells(BaseModel):
     output_tokens: int = Field(ge=1, le=MAX_TOKENS)
     num_requests: int = Field(ge=1, le=MAX_REQUESTS)
     concurrent_requests: int = Field(0, ge=0, le=MAX_USERS)
-    qps: float = Field(0.0, ge=0, le=100_000, allow_inf_nan=False)
+    qps: float = Field(0.0, ge=0, le=MAX_QPS, allow_inf_nan=False)
     qps_distribution: Distribution = "constant"
     multimodal_img_size: Annotated[ImageSize, BeforeValidator(_size_name)] = "na"
 
@@ -83,10 +91,13 @@ def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:
         text = StringIO(read_bounded(path, MAX_BYTES).decode("utf-8-sig"), newline="")
         reader = csv.DictReader(text, restkey="", restval="")
         _check_header(path, reader.fieldnames or [])
-        rows = [(reader.line_num, _written(row)) for row in reader]
+        rows = ((reader.line_num, _written(row)) for row in reader)
+        found = list(islice(((line, cells) for line, cells in rows if cells), MAX_ROWS + 1))
     except (OSError, ValueError, csv.Error) as error:
         raise InvalidConfig(path, [str(error)]) from error
-    return [(line, cells) for line, cells in rows if cells]
+    if len(found) > MAX_ROWS:
+        raise InvalidConfig(path, [f"has more than {MAX_ROWS} rows; give fewer"])
+    return found
 
 
 def _check_header(path: Path, header: Any) -> None:
@@ -96,7 +107,7 @@ def _check_header(path: Path, header: Any) -> None:
     faults = [f"column {name!r} is not known; known are {', '.join(fields)}" for name in unknown]
     required = [name for name, field in fields.items() if field.is_required()]
     faults += [f"column {name} is missing" for name in required if name not in names]
-    faults += [f"column {name} appears twice" for name in set(names) if names.count(name) > 1]
+    faults += [f"column {name} appears twice" for name, n in Counter(names).items() if n > 1]
     if faults:
         raise InvalidConfig(path, faults)
 
@@ -113,20 +124,20 @@ def _row(cells: dict[str, str], images_allowed: bool) -> Workload | list[str]:
     if "" in cells:
         return [f"more cells than columns: {cells['']!r}; quote cells that hold a comma"]
     try:
-        given = Cells.model_validate(cells)
+        row = Cells.model_validate(cells)
     except ValidationError as error:
         return [f"column {fault_of(each, Cells)}" for each in error.errors()]
     faults = []
-    if given.concurrent_requests and given.qps:
+    if row.concurrent_requests and row.qps:
         faults.append(
-            f"columns concurrent_requests={given.concurrent_requests} and qps={given.qps:g}: "
+            f"columns concurrent_requests={row.concurrent_requests} and qps={row.qps:g}: "
             "a row is either closed or open loop; leave one of them empty or 0"
         )
-    if not given.concurrent_requests and not given.qps:
+    if not row.concurrent_requests and not row.qps:
         faults.append("columns concurrent_requests and qps: both are empty or 0; set one of them")
-    if given.multimodal_img_size != "na" and not images_allowed:
+    if row.multimodal_img_size != "na" and not images_allowed:
         faults.append(
-            f"column multimodal_img_size={given.multimodal_img_size}: not with "
+            f"column multimodal_img_size={row.multimodal_img_size}: not with "
             "use_multiple_prompts; set it to na or use one prompt"
         )
-    return faults or given.load()
+    return faults or row.load()

@@ -16,14 +16,14 @@ from typing import Any
 
 from benchmarking.errors import RowRefused, TargetUnusable
 from benchmarking.load.generator import LoadJob, LoadResult, Progress
-from benchmarking.load.own_prompts import own_prompts
 from benchmarking.load.process import run_load
 from benchmarking.load.prompts import TEXTS, PromptMaker, image_url
 from benchmarking.load.schedule import due_times_s, lengths
 from benchmarking.load.targets import Endpoint, Prompt
 from benchmarking.load.tokenizers import Tokenizer, tokenizer_for
 from benchmarking.load.usage import server_usage
-from benchmarking.records import RequestError, RequestRecord, RowRecord, Workload
+from benchmarking.load.user_prompts import read_prompts
+from benchmarking.records import RequestRecord, RowRecord, Workload
 from benchmarking.results.result_files import file_stem
 from benchmarking.rows.config import RowOptions
 from benchmarking.rows.model_configs import MIN_INPUT_TOKENS
@@ -62,36 +62,33 @@ class RowRunner:
     options: RowOptions
     origin: Origin
 
-    def run(
-        self, number: int, load: Workload, stop: Event, on_progress: OnProgress | None = None
-    ) -> RowOutcome:
+    def run(self, number: int, load: Workload, stop: Event, on_progress: OnProgress) -> RowOutcome:
         """Runs a row. Once `stop` is set, it soon returns what it has. Raises RowRefused."""
         tokenizer = tokenizer_for(self.options.tokenizer, self.target, load.model)
-        own = own_prompts(Path(load.prompts_path), tokenizer) if load.prompts_path else []
-        if own:
-            mean_tokens = round(fmean(prompt.num_tokens for prompt in own))
-            load = replace(load, input_tokens=mean_tokens, num_requests=len(own))
+        user_prompts = read_prompts(Path(load.prompts_path), tokenizer) if load.prompts_path else []
+        if user_prompts:
+            mean_tokens = round(fmean(prompt.num_tokens for prompt in user_prompts))
+            load = replace(load, input_tokens=mean_tokens, num_requests=len(user_prompts))
         num_warmup = self._num_warmup(load)
-        num_made = num_warmup + load.num_requests - len(own)
-        if num_made * load.input_tokens > MAX_PROMPT_TOKENS:
+        num_generated = num_warmup + load.num_requests - len(user_prompts)
+        if num_generated * load.input_tokens > MAX_PROMPT_TOKENS:
             raise RowRefused(
-                f"{num_made} prompts of {load.input_tokens} tokens; a row has at most "
+                f"{num_generated} prompts of {load.input_tokens} tokens; a row has at most "
                 f"{MAX_PROMPT_TOKENS} prompt tokens: ask for fewer or shorter ones"
             )
-        prompts = [*self._made_prompts(number, load, num_made, tokenizer), *own]
+        prompts = [*self._generated_prompts(number, load, num_generated, tokenizer), *user_prompts]
         self._check_fit(load, max(prompts, key=lambda prompt: prompt.num_tokens), tokenizer)
         with_image = [prompt for prompt in prompts if prompt.image_url is not None]
         if with_image:
             self._check_images(load, with_image[0], stop)
-        result = run_load(self._job(number, load, prompts), on_progress or _ignore, stop)
+        result = run_load(self._job(number, load, prompts), on_progress, stop)
         for exchange in result.exchanges:
-            exchange.error = self._without_secrets(exchange.error)
+            if error := exchange.error:
+                message = self.target.without_secrets(error.message)
+                exchange.error = replace(error, message=message)
         records = _records(number, load, prompts, num_warmup, result, tokenizer)
         row = _row(load, records, result, stop.is_set())
         return RowOutcome(row, records, _texts(prompts, num_warmup, result))
-
-    def _without_secrets(self, error: RequestError | None) -> RequestError | None:
-        return error and RequestError(error.code, self.target.without_secrets(error.message))
 
     def _num_warmup(self, load: Workload) -> int:
         """Returns `warmup_requests`, by default one per user, or those of a second."""
@@ -99,7 +96,7 @@ class RowRunner:
             return self.options.warmup_requests
         return min(load.num_requests, load.concurrency or math.ceil(load.qps or 0))
 
-    def _made_prompts(
+    def _generated_prompts(
         self, number: int, load: Workload, count: int, tokenizer: Tokenizer
     ) -> list[Prompt]:
         num_tokens = load.input_tokens
@@ -139,14 +136,14 @@ class RowRunner:
         question = replace(
             prompt, text="What is this?"
         )  # another text, lest caches have the prompt when it is measured
-        result = run_load(self._job(0, probe, [question]), _ignore, stop)
+        result = run_load(self._job(0, probe, [question]), lambda _: None, stop)
         error = result.exchanges[0].error if result.exchanges else None
         if error is not None and (error.code.startswith("4") or error.code == "ignored"):
-            asked, remedy = f"multimodal_img_size={load.image_size}", "set it to na"
+            option, remedy = f"multimodal_img_size={load.image_size}", "set it to na"
             if load.prompts_path is not None:
-                asked, remedy = "image_path", f"leave it out of {load.prompts_path}"
+                option, remedy = "image_path", f"leave it out of {load.prompts_path}"
             raise RowRefused(
-                f"{asked}: {load.model} does not take images (the server answered {error.code}: "
+                f"{option}: {load.model} does not take images (the server answered {error.code}: "
                 f"{error.message}); {remedy}"
             )
 
@@ -159,10 +156,10 @@ class RowRunner:
         request = self.target.request
         length_rng = Random(f"{self.options.seed} {number} answers")
         max_tokens = lengths(len(prompts), load.output_tokens, load.output_scv, length_rng)
-        asked = zip(prompts, max_tokens, strict=True)
+        pairs = zip(prompts, max_tokens, strict=True)
         return LoadJob(
             address=self.target.address,
-            requests=tuple(request(load.model, prompt, tokens) for prompt, tokens in asked),
+            requests=tuple(request(load.model, prompt, tokens) for prompt, tokens in pairs),
             answer=self.target.answer,
             origin_s=self.origin.monotonic_s,
             row_timeout_s=self.options.timeout,
@@ -234,7 +231,3 @@ def _texts(
 ) -> tuple[tuple[str, str], ...]:
     answered = [e for e in result.exchanges if e.index >= num_warmup and e.failure is None]
     return tuple((prompts[e.index].text, "".join(e.chunk_texts)) for e in answered)
-
-
-def _ignore(progress: Progress) -> None:
-    """Does nothing; used if the progress is not shown."""

@@ -37,13 +37,13 @@ def run_benchmark(
     runner: RowRunner,
     folder: RunFolder,
     stop: Event,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """Runs every row that waits; if `stop` is set, keeps what was measured by then. Raises
     NotWritable.
 
     Rows run one after the other, unless the configuration lets several run at once. When a row
-    ends, its thread calls `tell` with a few lines about it.
+    ends, its thread calls `report` with a few lines about it.
     """
     num_rows = len(folder.run.rows)
     num_workers = config.max_workers if config.concurrency_enabled else 1
@@ -54,7 +54,7 @@ def run_benchmark(
             stop.wait(config.time_delay)
 
     with closing(RunProgress(num_rows)) as progress, ThreadPoolExecutor(num_workers) as pool:
-        driver = Driver(runner, folder, stop, tell, progress, config.show_results_in_terminal)
+        driver = Driver(runner, folder, stop, report, progress, config.show_results_in_terminal)
         running = [pool.submit(run_row, number) for number in range(num_rows)]
         try:
             for future in as_completed(running):

@@ -64,7 +64,7 @@ def test_records_of_a_row_leave_the_warmup_out_and_follow_the_schedule() -> None
 
 
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    (tmp_path / RUN_FILE).write_text('{"name": 3}')
+    (tmp_path / RUN_FILE).write_text('{"name": "r"}')
     with pytest.raises(InvalidResults, match="started_at"):
         read_run(tmp_path)
 

@@ -10,7 +10,7 @@ from pydantic_core import core_schema
 
 import inference_api.inference_api_server  # noqa: F401  all its bodies
 import optimizer.app  # noqa: F401
-from benchmarking.load.own_prompts import Line
+from benchmarking.load.user_prompts import Line
 from benchmarking.rows.config import BenchmarkConfig
 from benchmarking.rows.model_configs import Cells
 from benchmarking.settings import Settings as BenchmarkSettings

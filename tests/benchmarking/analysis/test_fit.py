@@ -108,7 +108,7 @@ def test_places_are_what_the_server_says_unless_others_are_given() -> None:
     assert places_of(run) == Places(2, "rows")
     telling = replace(run, environment=replace(run.environment, user_rows=32))
     assert places_of(telling) == Places(32, "server")
-    assert places_of(telling, given=8) == Places(8, "given")
+    assert places_of(telling, max_batch_size=8) == Places(8, "given")
     assert places_of(made_run([side_by_side(1)])) is None
 
 

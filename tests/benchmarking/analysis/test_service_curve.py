@@ -11,9 +11,10 @@ import pytest
 from benchmarking.analysis.closed_loops import Loop, fit_closed_loops, fit_loops
 from benchmarking.analysis.curve import load_points
 from benchmarking.analysis.fit import fit_run
+from benchmarking.analysis.latency import mean_tokens
 from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import CurvePoint, ServiceCurve, at, read_speed
-from benchmarking.errors import InvalidResults
+from benchmarking.errors import InvalidResults, Unfit
 from lab.kit.curves import closed_loop_ms, overhead_ms
 from lab.kit.mixed_loops import fit_mixed
 from tests.benchmarking.simulated_loop import BENT, CONCURRENCIES, SERVER, simulated
@@ -28,7 +29,7 @@ SPEED: dict[str, Any] = {
 SHAPE = Shape("m", 64, 96)
 
 
-def said(tmp_path: Path, **fields: Any) -> str:
+def speed_file(tmp_path: Path, **fields: Any) -> str:
     path = tmp_path / "speed.json"
     path.write_text(json.dumps(SPEED | fields))
     return str(path)
@@ -46,7 +47,7 @@ def measured(server: SimulatedServer, prompts: Sequence[int]) -> ServiceCurve:
 
 
 def test_step_costs_are_read_as_the_optimizer_takes_them(tmp_path: Path) -> None:
-    curve = read_speed(said(tmp_path, speed_error=0.03)).curve().as_json()
+    curve = read_speed(speed_file(tmp_path, speed_error=0.03)).curve().as_json()
     assert curve["decodeMs"][2] == {"rows": 8, "ms": 2.2, "standardError": 0.1}
     assert curve["promptTokenMs"] == [{"rows": 1, "ms": 0.02, "standardError": 0.001}]
     assert (curve["chunkTokens"], curve["speedError"]) == (256, 0.03)
@@ -65,14 +66,14 @@ def test_costs_of_one_of_several_models_are_read(tmp_path: Path) -> None:
 
 def test_prompt_costs_beside_about_as_many_rows_are_taken_together(tmp_path: Path) -> None:
     rows = [[0.0, 0.02, 0.001], [1.0, 0.03, 0.001], [5.6, 0.04, 0.002]]
-    curve = read_speed(said(tmp_path, prefill_ms_per_token=rows)).curve()
+    curve = read_speed(speed_file(tmp_path, prefill_ms_per_token=rows)).curve()
     assert [point.rows for point in curve.prompt_token] == [1, 6]
     assert [point.ms for point in curve.prompt_token] == pytest.approx([0.025, 0.04])
 
 
 def test_points_that_fall_become_the_nearest_that_do_not(tmp_path: Path) -> None:
     falling = [[4, 0.9, 0.01], [1, 1.0, 0.01], [8, 2.0, 0.0]]
-    curve = read_speed(said(tmp_path, decode_ms=falling)).curve()
+    curve = read_speed(speed_file(tmp_path, decode_ms=falling)).curve()
     assert [point.rows for point in curve.decode] == [1, 4, 8]
     assert [point.ms for point in curve.decode] == pytest.approx([0.95, 0.95, 2.0], rel=1e-3)
 
@@ -88,7 +89,7 @@ def test_points_that_fall_become_the_nearest_that_do_not(tmp_path: Path) -> None
 )
 def test_wrong_step_costs_are_refused_by_field(tmp_path: Path, fields: Any, fault: str) -> None:
     with pytest.raises(InvalidResults, match=fault):
-        read_speed(said(tmp_path, **fields))
+        read_speed(speed_file(tmp_path, **fields))
 
 
 def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_prompt_tokens_that_cost_less_beside_more_rows_are_found() -> None:
         overhead=(CurvePoint(1, 3.0, 0.0),),
     )
     loops = [loop_of(exact, point.rows, w) for point in exact.decode for w in (31, 127)]
-    found = fit_loops(loops, tells=True)
+    found = fit_loops(loops, has_overhead=True)
     assert found is not None
     for of_found, of_exact in (
         (found.decode, exact.decode),
@@ -192,13 +193,25 @@ def test_few_users_or_only_open_loops_make_no_curve() -> None:
     assert fit_closed_loops(load_points(simulated([SHAPE.at_rate(5, 10)], 1)), None) is None
 
 
+def test_loops_whose_prompts_nobody_counted_are_left_out() -> None:
+    run = simulated([SHAPE.at_concurrency(users, 20) for users in (1, 2, 4, 8)], 1)
+    records = [
+        replace(record, usage=None, prompt_tokens=None) if record.row == 3 else record
+        for record in run.records
+    ]
+    points = load_points(replace(run, records=tuple(records)))
+    assert fit_closed_loops(points, 32) == fit_closed_loops(points[:3], 32) is not None
+    with pytest.raises(Unfit, match="measure with --tokenizer"):
+        mean_tokens(points[3].measured)
+
+
 def test_curve_of_the_server_replaces_that_of_the_loops(tmp_path: Path) -> None:
     loads = [SHAPE.at_concurrency(users, 20) for users in (1, 2, 4, 8, 16)]
     run = simulated(loads, 1)
-    own = fit_run(run, "m", max_batch_size=32)
-    told = fit_run(run, "m", max_batch_size=32, speed=read_speed(said(tmp_path)).curve())
-    assert own.curve is not None
-    assert own.curve.source == "closed loops"
-    assert told.perf_data("m", "cpu")["serviceCurve"]["decodeMs"][0]["ms"] == 0.8
-    assert told.validity.concurrency == (1, 8)
-    assert "serviceCurve (from speed)" in "\n".join(told.lines())
+    by_loops = fit_run(run, "m", max_batch_size=32)
+    by_report = fit_run(run, "m", max_batch_size=32, speed=read_speed(speed_file(tmp_path)).curve())
+    assert by_loops.curve is not None
+    assert by_loops.curve.source == "closed loops"
+    assert by_report.perf_data("m", "cpu")["serviceCurve"]["decodeMs"][0]["ms"] == 0.8
+    assert by_report.validity.concurrency == (1, 8)
+    assert "serviceCurve (from speed)" in "\n".join(by_report.lines())
