@@ -34,7 +34,7 @@ class Settings(EnvironmentSettings):
 
     @field_validator("api_key")
     @classmethod
-    def _check_it_fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
+    def _check_key(cls, key: SecretStr | None) -> SecretStr | None:
         if key and not _fits_a_header(key.get_secret_value()):
             raise ValueError("has characters that no header can carry")
         return key
@@ -57,9 +57,9 @@ def checked_base(base: str) -> str:
     return parts._replace(path=path, query=query, fragment="").geturl()
 
 
-def checked_header(given: str) -> tuple[str, SecretStr]:
+def checked_header(text: str) -> tuple[str, SecretStr]:
     """Reads NAME=VALUE. Raises ValueError, whose message has no values."""
-    name, equals, value = given.partition("=")
+    name, equals, value = text.partition("=")
     if not equals or not HEADER_NAME.fullmatch(name) or name.lower() in OUR_HEADERS:
         raise ValueError(
             "write NAME=VALUE, with the name of a header that the client leaves to you"

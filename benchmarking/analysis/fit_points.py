@@ -61,14 +61,14 @@ def fit_points(run: Run, max_batch: int | None) -> list[Point]:
     return points
 
 
-def places_of(run: Run, given: int | None = None) -> Places | None:
-    """Returns `given`, else the user rows that the server reports, else what the rows show."""
-    if given is not None:
-        return Places(given, "given")
+def places_of(run: Run, max_batch_size: int | None = None) -> Places | None:
+    """Returns `max_batch_size`, else the rows that the server reports, else what was measured."""
+    if max_batch_size is not None:
+        return Places(max_batch_size, "given")
     if run.environment.user_rows is not None:
         return Places(run.environment.user_rows, "server")
-    seen = batch_limit(run)
-    return None if seen is None else Places(seen, "rows")
+    limit = batch_limit(run)
+    return None if limit is None else Places(limit, "rows")
 
 
 def batch_limit(run: Run) -> int | None:
@@ -78,9 +78,9 @@ def batch_limit(run: Run) -> int | None:
     It is too low if prompts always take some places. None if the load was never far above the
     number of requests that the server took at once.
     """
-    of_rows = [run.all_of(row) for row in range(len(run.rows))]
-    places = max(map(max_decoding, of_rows), default=0)
-    in_flight = max((InFlight(records).max() for records in of_rows), default=0)
+    row_records = [run.all_of(row) for row in range(len(run.rows))]
+    places = max(map(max_decoding, row_records), default=0)
+    in_flight = max((InFlight(records).max() for records in row_records), default=0)
     return places if places and in_flight >= BEYOND_PLACES * places else None
 
 

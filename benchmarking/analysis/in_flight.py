@@ -46,9 +46,9 @@ def max_decoding(records: Iterable[RequestRecord]) -> int:
     begun = [record for record in records if record.chunk_s]
     first_s = np.sort([record.chunk_s[0] for record in begun])
     last_s = np.sort([record.chunk_s[-1] - _last_part_s(record) for record in begun])
-    have_begun = np.searchsorted(first_s, first_s, side="right")
-    have_ended = np.searchsorted(last_s, first_s, side="left")
-    return int((have_begun - have_ended).max(initial=0))
+    num_begun = np.searchsorted(first_s, first_s, side="right")
+    num_ended = np.searchsorted(last_s, first_s, side="left")
+    return int((num_begun - num_ended).max(initial=0))
 
 
 def admitted_s(records: Iterable[RequestRecord], places: int) -> list[float]:

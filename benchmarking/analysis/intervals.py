@@ -120,10 +120,10 @@ def _drawn(sample: FloatArray, statistic: Statistic, rng: np.random.Generator) -
     drawn = np.empty(DRAWS)
     for length in np.unique(lengths):  # there are few, because blocks differ in size by at most one
         alike = np.flatnonzero(lengths == length)
-        for some in np.array_split(alike, -(-alike.size * length // MAX_DRAWN)):
-            of = chosen[some, :, np.newaxis]
-            places = (begins[of] + within)[within < sizes[of]]
-            drawn[some] = statistic(sample[places].reshape(some.size, length))
+        for batch in np.array_split(alike, -(-alike.size * length // MAX_DRAWN)):
+            blocks_of_batch = chosen[batch, :, np.newaxis]
+            places = (begins[blocks_of_batch] + within)[within < sizes[blocks_of_batch]]
+            drawn[batch] = statistic(sample[places].reshape(batch.size, length))
     return drawn
 
 

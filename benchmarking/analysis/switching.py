@@ -26,12 +26,12 @@ def three_sigma_s(ttfts_s: Sequence[float | None]) -> float | None:
     others, 5 ms or a tenth of their mean. A single other has no sigma. The rule is sound only for
     one request at a time: several first requests would share the switch and hide it.
     """
-    known_s = [ttft_s for ttft_s in ttfts_s if ttft_s is not None]
-    if len(known_s) < len(ttfts_s) or len(known_s) < 2:
+    present_s = [ttft_s for ttft_s in ttfts_s if ttft_s is not None]
+    if len(present_s) < len(ttfts_s) or len(present_s) < 2:
         return None
-    first_s, *others_s = known_s
-    mean_s = fmean(others_s)
-    sigma_s = stdev(others_s) if len(others_s) > 1 else 0.0
+    first_s, *other_s = present_s
+    mean_s = fmean(other_s)
+    sigma_s = stdev(other_s) if len(other_s) > 1 else 0.0
     excess_s = first_s - mean_s
     floor_s = max(MIN_SWITCH_S, MIN_SWITCH_SHARE * mean_s, SIGMAS * sigma_s)
     return excess_s if excess_s > floor_s else None
@@ -51,8 +51,8 @@ def rotation(models: Sequence[str], laps: int = 1, draw: Random | None = None) -
     """
     remaining = {x: [y for y in reversed(models) if y != x] * laps for x in models}
     if draw is not None:
-        for others in remaining.values():
-            draw.shuffle(others)
+        for next_models in remaining.values():
+            draw.shuffle(next_models)
     path, circuit = [models[0]], []
     while path:
         if remaining[path[-1]]:
@@ -94,8 +94,8 @@ def switching_matrix(run: Run) -> Matrix:
 
 def _note(switches: Switches, answered: Sequence[RequestRecord]) -> None:
     in_order = sorted(answered, key=lambda record: record.sent_s)
-    if told_s := [s for r in in_order if (s := r.server.switching_time_s) is not None]:
-        switches.by_server_s.append(max(told_s))
+    if reported_s := [s for r in in_order if (s := r.server.switching_time_s) is not None]:
+        switches.by_server_s.append(max(reported_s))
     ttfts_s = [record.server.ttft_s for record in in_order]
     if None not in ttfts_s and len(ttfts_s) > 1:
         switches.by_estimate_s.append(three_sigma_s(ttfts_s) or 0.0)

@@ -14,7 +14,7 @@ from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.predict import (
     OptimizerApi,
     as_json,
-    beside_lines,
+    comparison_lines,
     predict,
     warning_lines,
 )
@@ -83,7 +83,7 @@ def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
     validity = fitted.validity if fitted else None
     points = [point for point in load_points(open_run(folder)) if point.load.model == data["name"]]
     found = predict(OptimizerApi(optimizer_url), data, points)
-    for line in beside_lines(found):
+    for line in comparison_lines(found):
         click.echo(line)
     for line in warning_lines(found, validity):
         click.echo(line, err=True)

@@ -29,7 +29,7 @@ from benchmarking.load.preflight import agreed, unserved
 from benchmarking.load.targets import Endpoint, Headers
 from benchmarking.results.result_files import read_rows
 from benchmarking.results.workbook import write_workbook
-from benchmarking.rows.config import LLM_APIS, BenchmarkConfig, read_config
+from benchmarking.rows.config import BenchmarkConfig, read_config
 from benchmarking.rows.model_configs import read_model_configs
 from benchmarking.rows.row_runner import Origin, RowRunner
 from benchmarking.rows.run_folder import recompute
@@ -95,11 +95,11 @@ def run(config_path: Path, run_name: str | None, check: bool, headers: Headers) 
 def _target(config: BenchmarkConfig, headers: Headers) -> Endpoint:
     settings = load_settings()
     return Endpoint(
-        kind=LLM_APIS[config.llm_api],
+        kind="hearth" if config.llm_api == "hearth" else "openai",
         base=config.api_base or settings.api_base,
         key=settings.api_key,
         sampling_params=config.sampling_params,
-        own_headers=headers,
+        user_headers=headers,
     )
 
 

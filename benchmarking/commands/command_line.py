@@ -85,9 +85,9 @@ def slo_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds options for upper bounds on each request's latencies. The command gets an `Slo`."""
 
     @wraps(command)
-    def with_slo(**given: Any) -> None:
-        bounds = {name: given.pop(name) for name in ("ttft_ms", "itl_ms", "e2e_ms")}
-        command(slo=Slo(**bounds), **given)
+    def with_slo(**arguments: Any) -> None:
+        bounds = {name: arguments.pop(name) for name in ("ttft_ms", "itl_ms", "e2e_ms")}
+        command(slo=Slo(**bounds), **arguments)
 
     for name in ("--ttft-ms", "--itl-ms", "--e2e-ms"):
         with_slo = click.option(name, type=FiniteRange(0, min_open=True))(with_slo)

@@ -21,7 +21,13 @@ from benchmarking.commands.command_line import (
     open_run,
     slo_options,
 )
-from benchmarking.commands.load_commands import INPUT_TOKENS, OUTPUT_TOKENS, USERS, Asked, asking
+from benchmarking.commands.load_commands import (
+    INPUT_TOKENS,
+    OUTPUT_TOKENS,
+    USERS,
+    LoadOptions,
+    load_options,
+)
 from benchmarking.errors import InvalidResults, writing
 from benchmarking.load.preflight import only_model
 from benchmarking.records import Run, Workload
@@ -41,7 +47,7 @@ USUAL = Slo(ttft_ms=500, itl_ms=50)
 @click.option("--seconds", type=SECONDS, default=20.0, show_default=True, help="Per row.")
 @click.option("--like", type=RESULTS_FOLDER, help="An earlier run, whose loads are sent again.")
 @slo_options
-@asking
+@load_options
 def measure(
     base: str,
     model: str | None,
@@ -49,7 +55,7 @@ def measure(
     seconds: float,
     like: Path | None,
     slo: Slo,
-    asked: Asked,
+    options: LoadOptions,
     **lengths: Any,
 ) -> None:
     """Measure the server at URL, for example http://127.0.0.1:8000/v1. URL alone does the same.
@@ -62,7 +68,7 @@ def measure(
     slo = USUAL if slo == Slo() else slo
     earlier: Run | None = None
     if like is None:
-        model = model or only_model(asked.target_at(base))
+        model = model or only_model(options.target_at(base))
         plan = sweep_rate(Shape(model, **lengths), max_concurrency, SHARES, seconds)
         models, num_rows = [model], 1 + len(SHARES)
     else:
@@ -70,7 +76,7 @@ def measure(
         loads = [point.load for point in load_points(earlier)]
         _check_options(like, loads, earlier.seed)
         models, num_rows = [load.model for load in loads], len(loads)
-        asked = asked.as_in(earlier)
+        options = options.like(earlier)
 
     def work(driver: Driver) -> Run:
         if earlier is None:
@@ -79,10 +85,10 @@ def measure(
             driver.measure_all(loads)
         return driver.run
 
-    run = asked.measure(models, work, base, num_rows)
+    run = options.measure(models, work, base, num_rows)
     from benchmarking.report.page import report_html  # matplotlib takes half a second
 
-    page = asked.output_dir / run.name / "report.html"
+    page = options.output_dir / run.name / "report.html"
     with writing():
         write_whole(page, report_html(run, slo, before=earlier))
     click.echo(f"report in {page}")
@@ -97,7 +103,7 @@ def _check_options(like: Path, loads: Sequence[Workload], seed: int) -> None:
     if not loads:
         raise InvalidResults(f"{like} holds no row that was measured; give --like another run")
     options = click.get_current_context().params
-    had: dict[str, set[Any]] = {
+    earlier_values: dict[str, set[Any]] = {
         "model": {load.model for load in loads},
         "input_tokens": {load.input_tokens for load in loads},
         "output_tokens": {load.output_tokens for load in loads},
@@ -105,7 +111,7 @@ def _check_options(like: Path, loads: Sequence[Workload], seed: int) -> None:
         "seconds": {_seconds(load, options["seconds"]) for load in loads if load.qps},
         "seed": {seed},
     }
-    for name, values in had.items():
+    for name, values in earlier_values.items():
         if is_given(name) and options[name] not in values:
             option, known = f"--{name.replace('_', '-')}", ", ".join(map(str, sorted(values)))
             raise click.UsageError(
@@ -114,10 +120,10 @@ def _check_options(like: Path, loads: Sequence[Workload], seed: int) -> None:
             )
 
 
-def _seconds(load: Workload, asked: float) -> float:
-    """Returns how long an open loop was meant to last: `asked`, if that gives as many requests."""
+def _seconds(load: Workload, requested_s: float) -> float:
+    """Returns how long an open loop was meant to last: `requested_s` if that gives its requests."""
     assert load.qps is not None
     shape = Shape(load.model, load.input_tokens, load.output_tokens)
-    if shape.at_rate(load.qps, asked).num_requests == load.num_requests:
-        return asked
+    if shape.at_rate(load.qps, requested_s).num_requests == load.num_requests:
+        return requested_s
     return round(load.num_requests / load.qps)

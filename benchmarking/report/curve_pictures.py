@@ -84,8 +84,8 @@ def throughput_latency(points: Sequence[LoadPoint], slo: Slo) -> Figure | None:
         return None
     figure, axes = panels(len(LATENCIES))
     for metric, ax in zip(LATENCIES, axes, strict=True):
-        for one, color in zip(series, _colors(len(series)), strict=True):
-            _throughput_curve(ax, one, metric, color)
+        for each, color in zip(series, _colors(len(series)), strict=True):
+            _throughput_curve(ax, each, metric, color)
         if (bound_ms := slo.bound_ms(metric)) is not None:
             ax.axhline(bound_ms, color="#b00020", linestyle="--", linewidth=1, label="SLO")
         ax.set(xlabel="output tokens/s", ylabel=f"mean {metric.name}, {metric.unit}")
@@ -133,17 +133,17 @@ def percentile_bands(points: Sequence[LoadPoint]) -> Figure | None:
 
 def goodput_over_load(points: Sequence[LoadPoint], slo: Slo) -> Figure | None:
     """Draws goodput over the offered rate of open loops; a server that keeps up is the diagonal."""
-    series = [one for one in series_of(points) if one.is_open]
+    series = [each for each in series_of(points) if each.is_open]
     if not series:
         return None
     figure, (ax,) = panels(1)
-    for one, color in zip(series, _colors(len(series)), strict=True):
-        offered = [step.mean("offered_per_s") for step in one.steps]
+    for each, color in zip(series, _colors(len(series)), strict=True):
+        offered = [step.mean("offered_per_s") for step in each.steps]
         good = [
             float(np.mean([point.goodput(slo).requests_per_s for point in step.points]))
-            for step in one.steps
+            for step in each.steps
         ]
-        ax.plot(offered, good, marker="o", markersize=3, color=color, label=one.label)
+        ax.plot(offered, good, marker="o", markersize=3, color=color, label=each.label)
         ax.plot([0, max(offered)], [0, max(offered)], color="#999999", linestyle=":", linewidth=1)
     ax.set(xlabel="offered requests/s", ylabel="good requests/s", title=str(slo))
     ax.legend(loc="upper left", fontsize=7)
@@ -179,12 +179,12 @@ def latency_cdf(points: Sequence[LoadPoint]) -> Figure | None:
 def load_labels(points: Sequence[LoadPoint]) -> list[str]:
     """Returns the labels of rows by their load. Rows of the same load are numbered."""
     names = [_load_name(point.load) for point in points]
-    counts, seen = Counter(names), Counter[str]()
+    counts, used = Counter(names), Counter[str]()
     labels = []
     for name in names:
-        seen[name] += 1
-        of = f", {seen[name]} of {counts[name]}"
-        labels.append(name + of if counts[name] > 1 else name)
+        used[name] += 1
+        number = f", {used[name]} of {counts[name]}"
+        labels.append(name + number if counts[name] > 1 else name)
     return labels
 
 

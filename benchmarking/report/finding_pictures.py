@@ -20,14 +20,14 @@ _VERDICT_COLORS = {Verdict.BETTER: COLORS[2], Verdict.WORSE: COLORS[1], Verdict.
 def fit_residuals(fit: Fit) -> Figure:
     """Draws both lines over their points, and the residuals in percent."""
     figure, axes = panels(4)
-    for line, what, (over, left) in (
+    for line, axis_names, (over, left) in (
         (fit.decode, ("requests in service", "ITL, ms"), axes[:2]),
         (fit.prefill, ("prompt tokens × requests in service", "prefill, ms"), axes[2:]),
     ):
-        _line(over, line, *what)
+        _line(over, line, *axis_names)
         left.axhline(0, color="#999999", linewidth=1)
         left.plot(line.x, [100 * value for value in line.residuals], ".", color=COLORS[1])
-        left.set(xlabel=what[0], ylabel="(fitted − measured) / measured, %")
+        left.set(xlabel=axis_names[0], ylabel="(fitted − measured) / measured, %")
     return figure
 
 
@@ -99,11 +99,11 @@ def _heat_map(
 def acceptance(run: Run) -> Figure | None:
     """Draws the accepted share of drafts, and the tokens per step, of each row that has any."""
     names = ("acceptance_rate", "tokens_per_step")
-    said = {name: rows for name in names if (rows := _by_row(run, name))}
-    if not said:
+    figures_by_row = {name: rows for name in names if (rows := _by_row(run, name))}
+    if not figures_by_row:
         return None
-    figure, axes = panels(len(said), has_names=True)
-    for ax, (name, rows) in zip(axes, said.items(), strict=True):
+    figure, axes = panels(len(figures_by_row), has_names=True)
+    for ax, (name, rows) in zip(axes, figures_by_row.items(), strict=True):
         ax.boxplot(list(rows.values()), whis=(5, 95), showfliers=False)
         ax.set_xticks(range(1, len(rows) + 1), list(rows), rotation=30)
         ax.set(ylabel=name.replace("_", " "))

@@ -87,8 +87,8 @@ def time_series(run: Run) -> Figure | None:
     due_s = [record.scheduled_s - from_s for record in shown]
     ttfts_ms = [1000 * (record.chunk_s[0] - record.scheduled_s) for record in shown]
     axes[2].plot(due_s, ttfts_ms, ".", markersize=2, color=COLORS[1])
-    for ax, what in zip(axes, ("in flight", "output tokens/s", "TTFT, ms"), strict=True):
-        ax.set(xlabel="s", ylabel=what)
+    for ax, label in zip(axes, ("in flight", "output tokens/s", "TTFT, ms"), strict=True):
+        ax.set(xlabel="s", ylabel=label)
         ax.set_ylim(bottom=0)
         for number, row in enumerate(run.rows):
             if number in ran:
@@ -107,12 +107,12 @@ def batch_bars(records: Sequence[RequestRecord]) -> Figure | None:
     figure, axes = panels(4)
     sizes = sorted(by_batch)
     for ax, (label, client, server) in zip(axes, _BARS, strict=False):
-        for offset, of, color, who in (
+        for offset, value_of, color, source in (
             (-0.2, client, COLORS[0], "client"),
             (0.2, server, COLORS[4], "server"),
         ):
-            groups = [[of(record) for record in by_batch[size]] for size in sizes]
-            _bars(ax, groups, offset, color, who)
+            groups = [[value_of(record) for record in by_batch[size]] for size in sizes]
+            _bars(ax, groups, offset, color, source)
         ax.set(xlabel="batch size", ylabel=label)
     total = [
         size * float(np.mean(_not_none([_client_rate(r) for r in by_batch[size]]) or [0]))
@@ -120,20 +120,20 @@ def batch_bars(records: Sequence[RequestRecord]) -> Figure | None:
     ]
     axes[3].bar(range(len(sizes)), total, color=COLORS[2])
     axes[3].set(xlabel="batch size", ylabel="output tokens/s of the whole batch")
-    every = -(-len(sizes) // MAX_TICKS)
+    step = -(-len(sizes) // MAX_TICKS)
     for ax in axes:
-        ax.set_xticks(range(0, len(sizes), every), [str(size) for size in sizes[::every]])
+        ax.set_xticks(range(0, len(sizes), step), [str(size) for size in sizes[::step]])
     axes[0].legend(loc="upper right", fontsize=7)
     return figure
 
 
 def _bars(
-    ax: Axes, groups: Sequence[Sequence[float | None]], offset: float, color: str, who: str
+    ax: Axes, groups: Sequence[Sequence[float | None]], offset: float, color: str, source: str
 ) -> None:
     for i, values in enumerate(_not_none(group) for group in groups):
         if values:
             low, middle, high = np.percentile(values, (5, 50, 95))
-            label = who if i == 0 else None
+            label = source if i == 0 else None
             error = [[middle - low], [high - middle]]
             ax.bar(i + offset, middle, 0.38, yerr=error, capsize=2, color=color, label=label)
 
@@ -148,11 +148,11 @@ def _client_rate(record: RequestRecord) -> float | None:
 
 
 def _server(name: str, scale: float) -> _Figure:
-    def of(record: RequestRecord) -> float | None:
+    def figure(record: RequestRecord) -> float | None:
         value = getattr(record.server, name)
         return None if value is None else float(value) * scale
 
-    return of
+    return figure
 
 
 # Client and server both count from sending here, so that they measure the same.

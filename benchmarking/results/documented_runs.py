@@ -52,7 +52,7 @@ def imported_run(folder: Path) -> Run:
 
 def _row(result: RowResult, records: Sequence[RequestRecord]) -> RowRecord:
     summary = result.summary
-    asked = _asked_tokens(result, records) | {
+    load = _asked_tokens(result, records) | {
         "model": summary["model"],
         "num_requests": len(records),
         "concurrency": summary.get("num_concurrent_requests"),
@@ -61,7 +61,7 @@ def _row(result: RowResult, records: Sequence[RequestRecord]) -> RowRecord:
         "image_size": result.image_size or "na",
     }
     return RowRecord(
-        load=_LOAD.validate_python(asked),
+        load=_LOAD.validate_python(load),
         name=result.stem,
         start_s=min(record.sent_s for record in records),
         end_s=max(record.end_s for record in records),

@@ -82,10 +82,10 @@ def switching_times_s(records: Sequence[RequestRecord]) -> dict[int, float | Non
     none, the first request has the documented estimate."""
     answered = succeeded(records)
     answered.sort(key=lambda record: record.sent_s)
-    said_s = {record.index: record.server.switching_time_s for record in answered}
-    if answered and all(value is None for value in said_s.values()):
-        said_s[answered[0].index] = three_sigma_s([record.server.ttft_s for record in answered])
-    return said_s
+    reported_s = {record.index: record.server.switching_time_s for record in answered}
+    if answered and all(value is None for value in reported_s.values()):
+        reported_s[answered[0].index] = three_sigma_s([record.server.ttft_s for record in answered])
+    return reported_s
 
 
 def _response(
@@ -125,12 +125,12 @@ def _response(
 
 def _of_drafts(server: ServerUsage) -> Response:
     """Returns Hearth's own figures beyond the documented ones, if the server reports them."""
-    said: Response = {}
+    figures: Response = {}
     if server.tokens_per_step is not None:
-        said["tokens_per_step"] = server.tokens_per_step
+        figures["tokens_per_step"] = server.tokens_per_step
     if server.acceptance_by_depth:
-        said["acceptance_by_depth"] = list(server.acceptance_by_depth)
-    return said
+        figures["acceptance_by_depth"] = list(server.acceptance_by_depth)
+    return figures
 
 
 def _clock(started_at: datetime, at_s: float) -> str:

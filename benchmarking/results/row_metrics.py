@@ -80,9 +80,9 @@ def steady_window(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics |
 def switching(records: Sequence[RequestRecord]) -> Metrics:
     """Returns the server's time and the estimate, including the warm-up, which has the switch."""
     answered = sorted(succeeded(records), key=lambda record: record.sent_s)
-    said_s = [s for record in answered if (s := record.server.switching_time_s) is not None]
+    reported_s = [s for record in answered if (s := record.server.switching_time_s) is not None]
     return {
-        "switching_time_s": max(said_s, default=None),
+        "switching_time_s": max(reported_s, default=None),
         "switching_time_estimate_s": three_sigma_s([r.server.ttft_s for r in answered]),
     }
 
@@ -96,9 +96,9 @@ def is_client_bottleneck(row: RowRecord) -> bool:
 
 
 def _distribution(
-    of: Callable[[RequestRecord], float | None], records: Sequence[RequestRecord]
+    figure_of: Callable[[RequestRecord], float | None], records: Sequence[RequestRecord]
 ) -> dict[str, float] | None:
-    values = [value for record in records if (value := of(record)) is not None]
+    values = [value for record in records if (value := figure_of(record)) is not None]
     if not values:
         return None
     quantiles = np.percentile(values, PERCENTS).tolist()
@@ -107,5 +107,5 @@ def _distribution(
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    present = [value for value in values if value is not None]
+    return fmean(present) if present else None

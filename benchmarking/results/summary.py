@@ -41,14 +41,14 @@ def summarise(
     else:
         shape = {"qps": load.qps, "qps_distribution": load.qps_distribution}
     if load.prompts_path is None:
-        asked: Summary = {
+        requested: Summary = {
             "num_input_tokens": load.input_tokens,
             "num_output_tokens": load.output_tokens,
             **{f"additional_sampling_params_{name}": v for name, v in sampling_params.items()},
         }
     else:
         params = {"max_tokens": load.output_tokens} | sampling_params
-        asked = {
+        requested = {
             "request_count": load.num_requests,
             **{f"sampling_params_{name}": value for name, value in params.items()},
         }
@@ -57,7 +57,7 @@ def summarise(
         "model": load.model,
         **shape,
         **results(responses, row.end_s - row.start_s),
-        **asked,
+        **requested,
         "model_idx": MODEL_IDX,
         "timestamp": int(row.timestamp),
     }
@@ -68,8 +68,8 @@ def results(responses: Sequence[Response], duration_s: float) -> Summary:
     succeeded = [response for response in responses if response["error_code"] is None]
     found: Summary = {}
     for metric in METRICS:
-        said = [response.get(metric) for response in succeeded]
-        if values := [value for value in said if value is not None]:
+        figures = [response.get(metric) for response in succeeded]
+        if values := [value for value in figures if value is not None]:
             found |= {f"results_{metric}_{name}": v for name, v in statistics(values).items()}
     errors = Counter(r["error_code"] for r in responses if r["error_code"] is not None)
     rates = [response["client_output_token_per_s_per_request"] for response in succeeded]

@@ -80,9 +80,9 @@ def write_workbook(path: Path, rows: Sequence[RowResult]) -> None:
 def _line(row: RowResult) -> Line:
     line = {_column(key): value for key, value in row.summary.items()}
     switches = [response.get("server_switching_time") for response in row.responses]
-    known = [value for value in switches if value is not None]
+    present = [value for value in switches if value is not None]
     try:
-        of_responses = batch_columns(row.responses) | {"switching_time": max(known, default=None)}
+        of_responses = batch_columns(row.responses) | {"switching_time": max(present, default=None)}
     except TypeError as error:
         raise InvalidResults(f"{row.stem}: {error} in its responses") from error
     return {
@@ -109,9 +109,9 @@ def batch_columns(responses: Sequence[Response]) -> dict[str, Any]:
         batch: sum(size for size in sizes if batch_of(size) == batch)
         for batch in sorted({*map(batch_of, sizes)})
     }
-    said = [size for each in succeeded if (size := each.get("batch_size_used")) is not None]
-    is_said = bool(said) and len(said) == len(succeeded)
-    shown = dict(sorted(Counter(said).items())) if is_said else estimated
+    reported = [size for each in succeeded if (size := each.get("batch_size_used")) is not None]
+    is_reported = bool(reported) and len(reported) == len(succeeded)
+    shown = dict(sorted(Counter(reported).items())) if is_reported else estimated
     return {
         "requests_grouping": sizes,
         "requests_batching": [batch_of(size) for size in sizes],

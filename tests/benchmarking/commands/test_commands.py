@@ -66,14 +66,14 @@ def test_an_address_is_all_it_takes_to_be_measured_and_judged(
     monkeypatch.setattr(measure_command, "SHARES", (0.25, 0.5))
     with scripted({"m": QUICK}) as (_, base):
         rows = ("--max-concurrency", "2", "--seconds", "1", "--output-dir", tmp_path)
-        status, said = command(base, *ASKED, *rows, "--ttft-ms", "10000")
+        status, output = command(base, *ASKED, *rows, "--ttft-ms", "10000")
         assert status == 0
         missed = command("measure", base, *ASKED, *rows, "--model", "m", "--itl-ms", "0.001")[1]
-    assert "Meets TTFT ≤ 10000 ms for 95% of requests at every load, up to " in said
+    assert "Meets TTFT ≤ 10000 ms for 95% of requests at every load, up to " in output
     assert "Misses ITL ≤ 0.001 ms for 95% of requests at " in missed
     page = min(tmp_path.iterdir()) / "report.html"
-    assert f"report in {page}" in said
-    assert said.splitlines()[-1].partition(" up to")[0] in page.read_text()
+    assert f"report in {page}" in output
+    assert output.splitlines()[-1].partition(" up to")[0] in page.read_text()
 
 
 def test_a_second_run_like_the_first_is_compared_row_by_row(
@@ -89,16 +89,16 @@ def test_a_second_run_like_the_first_is_compared_row_by_row(
     slower = replace(QUICK, delays_s=(0.04, 0.01, 0.01))
     with scripted({"m": slower}) as (_, base):
         like = ("--like", before, "--model", "m", *rows, *ASKED, "--output-dir", second)
-        status, said = command(base, *like)
-    assert status == 0, said
+        status, output = command(base, *like)
+    assert status == 0, output
     after = only_folder(second)
     runs = [read_run(folder) for folder in (before, after)]
     assert [row.load for row in runs[0].rows] == [row.load for row in runs[1].rows]
     assert [run.seed for run in runs] == [7, 7]
     assert [run.environment.tokenizer for run in runs] == [own[-1], own[-1]]
-    status, said = command("compare", before, after)
-    assert "in one of the runs only" not in said
-    assert said.count("end-to-end mean, ms") == len(runs[0].rows) == 3
+    status, output = command("compare", before, after)
+    assert "in one of the runs only" not in output
+    assert output.count("end-to-end mean, ms") == len(runs[0].rows) == 3
     assert "no earlier run was given" not in (after / "report.html").read_text()
     documented, third = tmp_path / "documented", tmp_path / "third"  # do not name a tokenizer
     shutil.copytree(before, documented, ignore=shutil.ignore_patterns(RUN_FILE))
@@ -122,23 +122,23 @@ def test_options_that_ask_for_other_loads_than_the_run_to_be_like_are_refused(
         (folder, "--seconds", "5.0", "4"),
         (folder, "--seed", "3", "7"),
     ):
-        status, said = command("http://127.0.0.1:9/v1", "--like", like, option, value)
+        status, output = command("http://127.0.0.1:9/v1", "--like", like, option, value)
         fault = f"{option} {value}: the run of --like {like} has {had}; leave {option} out"
-        assert (status, fault in said) == (2, True), said
+        assert (status, fault in output) == (2, True), output
     for like, fault in (
         (empty, "holds no row that was measured; give --like another run"),
         (tmp_path / "none", "_summary.json); name the folder of a run"),
         (tmp_path / "nowhere", "does not exist"),
     ):
-        status, said = command("http://127.0.0.1:9/v1", "--like", like)
-        assert (status, fault in said) == (2, True), said
+        status, output = command("http://127.0.0.1:9/v1", "--like", like)
+        assert (status, fault in output) == (2, True), output
 
 
 def test_a_server_without_a_list_has_to_have_its_model_named(tmp_path: Path) -> None:
     with scripted({}) as (_, base):
-        status, said = command(base, *ASKED, "--output-dir", tmp_path)
+        status, output = command(base, *ASKED, "--output-dir", tmp_path)
     assert status == 2
-    assert "lists no model; name it with --model" in said
+    assert "lists no model; name it with --model" in output
     assert not [*tmp_path.iterdir()]
 
 
@@ -146,8 +146,8 @@ def test_a_sweep_names_its_knee_and_can_be_repeated_reported_and_compared(tmp_pa
     with scripted({"m": QUICK}) as (_, base):
         arguments = ("--by", "concurrency", "--max-concurrency", "2", "--requests-each", "3")
         out = ("--seed", "5", "--output-dir", tmp_path / "a")
-        status, said = command("sweep", "--model", "m", *arguments, *ASKED, *out, base=base)
-        assert status == 0, said
+        status, output = command("sweep", "--model", "m", *arguments, *ASKED, *out, base=base)
+        assert status == 0, output
         folder = only_folder(tmp_path / "a")
         assert command("repeat", folder, "--output-dir", tmp_path / "b", base=base)[0] == 0
         other = ("--seed", "6", "--output-dir", tmp_path / "c")
@@ -156,17 +156,17 @@ def test_a_sweep_names_its_knee_and_can_be_repeated_reported_and_compared(tmp_pa
         refused = command("repeat", folder, *lost, base=base)
     assert refused[0] == 2
     assert "name a folder with tokenizer.json, or 'server'" in refused[1]
-    assert "40 input tokens, knee:" in said
-    assert "saturated" in said
+    assert "40 input tokens, knee:" in output
+    assert "saturated" in output
     again = only_folder(tmp_path / "b")
     assert [read_run(each).seed for each in (again, only_folder(tmp_path / "c"))] == [5, 6]
     assert [row.load for row in read_run(again).rows] == [row.load for row in read_run(folder).rows]
     assert [row.load.concurrency for row in read_run(folder).rows] == [1, 2]
     assert command("report", folder, "--ttft-ms", "50", "--against", again)[0] == 0
     assert "TTFT ≤ 50 ms" in (folder / "report.html").read_text()
-    status, said = command("compare", folder, folder)
+    status, output = command("compare", folder, folder)
     assert status == 0
-    assert said.count("no difference shown") == 2 * 6
+    assert output.count("no difference shown") == 2 * 6
 
 
 def test_a_sweep_names_the_rates_that_were_too_short_to_tell(
@@ -175,27 +175,27 @@ def test_a_sweep_names_the_rates_that_were_too_short_to_tell(
     monkeypatch.setattr(load_commands, "SWEEP_SHARES", (0.5, 1.0))
     arguments = ("--max-concurrency", "1", "--seconds", "1", *ASKED, "--output-dir", tmp_path)
     with scripted({"m": QUICK}) as (_, base):
-        status, said = command("sweep", "--model", "m", *arguments, base=base)
-    assert status == 0, said
-    assert "40 input tokens, not saturated by any of these loads" in said
+        status, output = command("sweep", "--model", "m", *arguments, base=base)
+    assert status == 0, output
+    assert "40 input tokens, not saturated by any of these loads" in output
     low, high = [row.load.qps for row in read_run(only_folder(tmp_path)).rows if row.load.qps]
-    assert f"40 input tokens, too short to tell at {low:.3g}, {high:.3g} requests/s" in said
-    assert "raise --seconds" in said
+    assert f"40 input tokens, too short to tell at {low:.3g}, {high:.3g} requests/s" in output
+    assert "raise --seconds" in output
 
 
 def test_one_model_has_nothing_to_switch_to(tmp_path: Path) -> None:
-    status, said = command("switching", "a", "a", "--output-dir", tmp_path)
-    assert (status, "at least two models" in said) == (2, True)
+    status, output = command("switching", "a", "a", "--output-dir", tmp_path)
+    assert (status, "at least two models" in output) == (2, True)
 
 
 def test_repeats_ask_for_the_very_same_loads(tmp_path: Path) -> None:
     arguments = ("--max-concurrency", "1", "--requests-each", "2", "--repeats", "3")
     with scripted({"m": QUICK}) as (_, base):
-        status, said = command(
+        status, output = command(
             "sweep", "--model", "m", "--by", "concurrency", *arguments, *ASKED,
             "--output-dir", tmp_path, base=base,
         )  # fmt: skip
-    assert status == 0, said
+    assert status == 0, output
     loads = [row.load for row in read_run(only_folder(tmp_path)).rows]
     assert loads == loads[:1] * 3
 
@@ -203,44 +203,44 @@ def test_repeats_ask_for_the_very_same_loads(tmp_path: Path) -> None:
 def test_a_capacity_that_no_rate_has_is_no_success(tmp_path: Path) -> None:
     search = ("--ttft-ms", "1", "--start-qps", "20", "--seconds", "1")
     with scripted({"m": QUICK}) as (_, base):
-        status, said = command(
+        status, output = command(
             "capacity", "--model", "m", *search, *ASKED, "--output-dir", tmp_path, base=base
         )
     assert status == 1
-    assert "no limit was found for TTFT ≤ 1 ms" in said
+    assert "no limit was found for TTFT ≤ 1 ms" in output
     assert [row.load.qps for row in read_run(only_folder(tmp_path)).rows] == [20, 10]
 
 
 def test_a_server_that_is_not_there_ends_a_sweep_with_its_reason(tmp_path: Path) -> None:
     base = "http://127.0.0.1:9/v1"
-    status, said = command("sweep", "--model", "m", "--output-dir", tmp_path, base=base)
+    status, output = command("sweep", "--model", "m", "--output-dir", tmp_path, base=base)
     assert status == 2
-    assert f"{base}/models does not answer" in said
+    assert f"{base}/models does not answer" in output
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_is_not_served_ends_a_sweep_with_those_that_are(tmp_path: Path) -> None:
     with scripted({"m": QUICK}) as (server, base):
-        status, said = command("sweep", "--model", "n", "--output-dir", tmp_path, base=base)
+        status, output = command("sweep", "--model", "n", "--output-dir", tmp_path, base=base)
     assert (status, server.requests) == (2, [])
-    assert "serves m, not n" in said
+    assert "serves m, not n" in output
 
 
 def test_a_fit_is_written_posted_and_predicts(tmp_path: Path, optimizer_url: str) -> None:
     folder = written(tmp_path / "run", simulated())
-    status, said = command("fit", folder, "--accelerator", "A100", "--optimizer", optimizer_url)
-    assert status == 0, said
-    assert "maxBatchSize 8 (from rows), atTokens 16" in said
+    status, output = command("fit", folder, "--accelerator", "A100", "--optimizer", optimizer_url)
+    assert status == 0, output
+    assert "maxBatchSize 8 (from rows), atTokens 16" in output
     found = read_fit(folder)
     assert found is not None
     assert found.decode.slope.value > 0
     (perf,) = json.loads((folder / "perf.json").read_text())["models"]
     assert (perf["name"], perf["acc"]) == ("m", "A100")
 
-    status, said = command("predict", folder, "--optimizer", optimizer_url)
-    assert status == 0, said
-    assert said.count("| TTFT, ms |") == said.count("| ITL, ms |") == 4
-    assert "warning" not in said
+    status, output = command("predict", folder, "--optimizer", optimizer_url)
+    assert status == 0, output
+    assert output.count("| TTFT, ms |") == output.count("| ITL, ms |") == 4
+    assert "warning" not in output
     predicted = json.loads((folder / "predict.json").read_text())
     assert [each["outside_measured"] for each in predicted] == [[]] * 4
     assert command("report", folder)[0] == 0
@@ -255,10 +255,10 @@ def test_a_fit_takes_the_servers_places_and_asks_for_them_where_nobody_knows(
     telling = replace(quiet, environment=replace(quiet.environment, user_rows=32))
     assert "maxBatchSize 32 (from server)" in command("fit", written(tmp_path / "a", telling))[1]
     folder = written(tmp_path / "b", quiet)
-    status, said = command("fit", folder)
-    assert (status, "give it as --max-batch-size" in said) == (2, True), said
-    status, said = command("fit", folder, "--max-batch-size", "8")
-    assert (status, "maxBatchSize 8 (from given)" in said) == (0, True), said
+    status, output = command("fit", folder)
+    assert (status, "give it as --max-batch-size" in output) == (2, True), output
+    status, output = command("fit", folder, "--max-batch-size", "8")
+    assert (status, "maxBatchSize 8 (from given)" in output) == (0, True), output
 
 
 def test_a_prediction_outside_what_was_measured_is_named_with_the_range(
@@ -271,9 +271,9 @@ def test_a_prediction_outside_what_was_measured_is_named_with_the_range(
     other = made_run([server.measure(load, 5)[1] for load in loads], loads)
     folder = written(tmp_path / "other", other)
     asked = ("predict", folder, "--perf", fitted / "perf.json", "--optimizer", optimizer_url)
-    status, said = command(*asked)
-    assert status == 0, said
-    (warning,) = [line for line in said.splitlines() if "warning" in line]
+    status, output = command(*asked)
+    assert status == 0, output
+    (warning,) = [line for line in output.splitlines() if "warning" in line]
     assert "16 prompt tokens, measured 64 to 64" in warning
     assert "32 output tokens, measured 16 to 16" in warning
     assert "requests/s, measured 2" in warning
@@ -288,10 +288,10 @@ def test_a_prediction_outside_what_was_measured_is_named_with_the_range(
 def test_a_slower_run_is_called_worse_and_fails(tmp_path: Path) -> None:
     before = written(tmp_path / "before", simulated())
     after = written(tmp_path / "after", simulated(row_s=0.0005))
-    status, said = command("compare", before, after)
+    status, output = command("compare", before, after)
     assert status == 1
-    assert "worse" in said
-    assert "better" not in said
+    assert "worse" in output
+    assert "better" not in output
 
 
 def test_a_users_own_prompts_are_sent_once_each(tmp_path: Path) -> None:
@@ -301,10 +301,10 @@ def test_a_users_own_prompts_are_sent_once_each(tmp_path: Path) -> None:
     prompts.write_text("\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n")
     options = ("--output-tokens", "3", "--save-texts")
     with scripted({"m": QUICK}) as (server, base):
-        status, said = command(
+        status, output = command(
             "custom", prompts, "--model", "m", *options, "--output-dir", tmp_path / "out", base=base
         )
-    assert status == 0, said
+    assert status == 0, output
     _, made, first, (text, image) = (each["messages"][0]["content"] for each in server.requests)
     assert len(made.split()) == 40  # the warm-up
     assert (first, text["text"]) == ("one", "see\u2028this")
@@ -325,12 +325,12 @@ def test_a_users_own_prompts_are_sent_once_each(tmp_path: Path) -> None:
 def test_every_wrong_line_of_a_file_of_prompts_is_named(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": ""}\n\n{"prompt": "one", "id": 3}\nno json\n{"prompt": "two"}')
-    status, said = command("custom", prompts, "--model", "m", base="http://127.0.0.1:9/v1")
+    status, output = command("custom", prompts, "--model", "m", base="http://127.0.0.1:9/v1")
     assert status == 2
-    assert "line 1, prompt: is empty; give 1 character or more" in said
-    assert "line 3, id: is not known; leave it out; known keys: prompt, image_path" in said
-    assert "line 4, it is not JSON (expected" in said
-    assert "line 5" not in said
+    assert "line 1, prompt: is empty; give 1 character or more" in output
+    assert "line 3, id: is not known; leave it out; known keys: prompt, image_path" in output
+    assert "line 4, it is not JSON (expected" in output
+    assert "line 5" not in output
 
 
 def test_a_picture_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -342,8 +342,10 @@ def test_a_picture_that_is_not_there_is_named(tmp_path: Path) -> None:
         ):
             prompts.write_text(json.dumps({"prompt": "see", "image_path": image_path}))
             options = ("--model", "m", "--output-dir", tmp_path / "out")
-            status, said = command("custom", prompts, *options, base=base)
-            assert (status, "line 1, image_path" in said, fault in said) == (2, True, True), said
+            status, output = command("custom", prompts, *options, base=base)
+            assert (status, "line 1, image_path" in output, fault in output) == (2, True, True), (
+                output
+            )
 
 
 @pytest.mark.parametrize(
@@ -359,8 +361,8 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, arguments: list[str], reaso
     rows = (replace(run.rows[0], load=replace(run.rows[0].load, model="other")), *run.rows[1:])
     folder = written(tmp_path / "run", replace(run, rows=rows))
     name, *options = arguments
-    status, said = command(name, folder, *options)
-    assert (status, reason in said) == (2, True), said
+    status, output = command(name, folder, *options)
+    assert (status, reason in output) == (2, True), output
 
 
 @pytest.mark.parametrize(
@@ -370,8 +372,8 @@ def test_what_is_no_performance_data_is_refused(tmp_path: Path, content: str) ->
     (tmp_path / "perf.json").write_text(content)
     optimizer = ("--optimizer", "http://127.0.0.1:9")
     for perf in (tmp_path / "perf.json", Path("/dev/zero"), tmp_path):
-        status, said = command("predict", tmp_path, "--perf", perf, *optimizer)
-        assert (status, f"{perf}: " in said, "see fit" in said) == (2, True, True), said
+        status, output = command("predict", tmp_path, "--perf", perf, *optimizer)
+        assert (status, f"{perf}: " in output, "see fit" in output) == (2, True, True), output
 
 
 @pytest.mark.parametrize(
@@ -383,15 +385,15 @@ def test_numbers_that_no_load_can_have_are_refused_before_any_is_sent(
     option: tuple[str, str],
 ) -> None:
     name, value = option
-    status, said = command("capacity", "--model", "m", name, value, base="http://127.0.0.1:9")
-    assert (status, f"Invalid value for '{name}': " in said) == (2, True), said
+    status, output = command("capacity", "--model", "m", name, value, base="http://127.0.0.1:9")
+    assert (status, f"Invalid value for '{name}': " in output) == (2, True), output
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     for name in ("fit", "report"):
-        status, said = command(name, tmp_path)
+        status, output = command(name, tmp_path)
         assert status == 2
-        assert "holds no" in said
+        assert "holds no" in output
 
 
 class SwitchingServer(ScriptedServer):
@@ -417,12 +419,12 @@ def test_the_switching_matrix_of_a_server_with_known_delays(
     made = functools.partial(SwitchingServer, switch_s)
     monkeypatch.setattr(scripted_server, "ScriptedServer", made)
     with scripted({"a": QUICK, "b": QUICK}) as (_, base):
-        status, said = command(
+        status, output = command(
             "switching", "a", "b", "--laps", "2", *ASKED, "--output-dir", tmp_path, base=base
         )
-    assert status == 0, said
-    assert "a to b: server 0.300 s, estimate 0.300 s" in said
-    assert "b to a: server 0.150 s, estimate 0.150 s" in said
+    assert status == 0, output
+    assert "a to b: server 0.300 s, estimate 0.300 s" in output
+    assert "b to a: server 0.150 s, estimate 0.150 s" in output
     matrix = switching_matrix(read_run(only_folder(tmp_path)))
     assert {pair: switches.by_server_s for pair, switches in matrix.items()} == {
         ("a", "b"): [0.3, 0.3],

@@ -47,26 +47,28 @@ def only_run(parent: Path) -> tuple[Run, Path]:
 
 def test_where_nothing_is_answered_there_is_no_verdict_with_a_rate(tmp_path: Path) -> None:
     with scripted({"m": Script(status=400)}) as (server, base):
-        status, said = measured(base, "--output-dir", tmp_path)
+        status, output = measured(base, "--output-dir", tmp_path)
     run, folder = only_run(tmp_path)
     number = len(server.requests)
     why = f"Nothing was answered: {number} of {number} failed with 400: as scripted"
-    assert (status, said.splitlines()[-1], len(run.rows)) == (1, why, 1)
+    assert (status, output.splitlines()[-1], len(run.rows)) == (1, why, 1)
     page = (folder / "report.html").read_text()
     assert why in page
-    for text in (said, page):
+    for text in (output, page):
         assert not re.search("(Meets|Misses) ", text)
 
 
 @pytest.mark.parametrize("by", ["rate", "concurrency"])
 def test_a_sweep_of_what_is_not_answered_ends_at_once(tmp_path: Path, by: str) -> None:
     with scripted({"m": Script(status=400)}) as (_, base):
-        status, said = measured(
+        status, output = measured(
             "sweep", "--model", "m", "--by", by, "--output-dir", tmp_path,
             env={"BENCHMARK_API_BASE": base},
         )  # fmt: skip
-    assert status == 1, said
-    assert re.search("40 input tokens: nothing was answered: .* failed with 400: as scripted", said)
+    assert status == 1, output
+    assert re.search(
+        "40 input tokens: nothing was answered: .* failed with 400: as scripted", output
+    )
     assert len(only_run(tmp_path)[0].rows) == 1
 
 
@@ -94,7 +96,7 @@ def test_the_terminal_the_report_and_the_files_agree(
     details = {"reasoning_tokens": 10}
     hiding = {"completion_tokens": 13, "completion_tokens_details": details}
     with scripted({"m": replace(QUICK, usage=hiding)}) as (_, base):
-        status, said = measured(base, "--output-dir", tmp_path)
+        status, output = measured(base, "--output-dir", tmp_path)
     assert status == 0  # some were answered
     run, folder = only_run(tmp_path)
     page = (folder / "report.html").read_text()
@@ -103,7 +105,9 @@ def test_the_terminal_the_report_and_the_files_agree(
     cells = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
     for number, row in enumerate(metrics):
         completed, sent = row["num_completed_requests"], row["num_requests_measured"]
-        figures = next(line for line in said.splitlines() if line.startswith(f"row {number + 1},"))
+        figures = next(
+            line for line in output.splitlines() if line.startswith(f"row {number + 1},")
+        )
         documented = summaries[row["name"]]
         summary = documented.summary
         assert f"{completed} of {sent} answered" in figures
@@ -133,15 +137,15 @@ def test_the_terminal_the_report_and_the_files_agree(
         ):
             assert f"<td>{cell}</td>" in line, (cell, line)
         for code, count in row["errors_by_code"].items():
-            assert f"  {count} failed with {code}: " in said
+            assert f"  {count} failed with {code}: " in output
             assert f"{count} failed with {code}: " in page
         assert row["hidden_tokens"] == 10 * completed
         assert row["num_waits"] == sum(r.num_waits for r in run.records if r.row == number)
         for remark in remarks([record for record in run.records if record.row == number]):
-            assert f"  {remark}\n" in said
+            assert f"  {remark}\n" in output
             assert remark in page
     for words in ("that the server counts were not sent", "wait 1 times (429 with Retry-After)"):
-        assert words in said
+        assert words in output
 
 
 def _codes(responses: list[dict[str, Any]]) -> list[str]:
@@ -171,11 +175,11 @@ def test_headers_go_with_every_request_and_into_no_file(
     given = [each.format(secret) for each in form]
     monkeypatch.setattr("sys.argv", ["hearth", "bench", *given])
     with echoing(monkeypatch) as (server, base):
-        status, said = measured(base, *given, "--header", "a=b", "--output-dir", tmp_path)
+        status, output = measured(base, *given, "--header", "a=b", "--output-dir", tmp_path)
     assert status == 1
-    assert "403" in said
+    assert "403" in output
     assert all(f"\r\nX-Gateway: {secret}\r\n".encode() in head for head in server.heads)
-    assert secret not in said
+    assert secret not in output
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or secret.encode() not in path.read_bytes(), path
     assert any("***" in argument for argument in only_run(tmp_path)[0].environment.argv)
@@ -186,9 +190,9 @@ def test_headers_go_with_every_request_and_into_no_file(
                "x=hidden-value\r\ny: z", "x= hidden-value"]
 )  # fmt: skip
 def test_a_header_that_cannot_be_sent_is_refused_without_its_value(header: str) -> None:
-    status, said = measured("http://127.0.0.1:9/v1", "--header", header)
-    assert (status, "Invalid value for '--header'" in said) == (2, True), said
-    assert "hidden-value" not in said
+    status, output = measured("http://127.0.0.1:9/v1", "--header", header)
+    assert (status, "Invalid value for '--header'" in output) == (2, True), output
+    assert "hidden-value" not in output
 
 
 BASES = ("http://me:hidden@host/v1", "http://hidden@host/v1", "https://host/v1?api_key=hidden")
@@ -201,7 +205,7 @@ def test_credentials_in_an_address_are_refused_and_not_repeated(
 ) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(f"model_configs_path: {tmp_path}/m.csv\napi_base: {base}\n")
-    status, said = {
+    status, output = {
         "argument": lambda: measured(base, "--output-dir", tmp_path / "out"),
         "environment": lambda: measured(
             "sweep", "--model", "m", "--output-dir", tmp_path / "out",
@@ -210,10 +214,10 @@ def test_credentials_in_an_address_are_refused_and_not_repeated(
         "config": lambda: _configured(config),
     }[place]()  # fmt: skip
     assert status == 2
-    assert "holds credentials" in said
-    assert "BENCHMARK_API_KEY" in said
-    assert "--header NAME=VALUE" in said
-    assert "hidden" not in said
+    assert "holds credentials" in output
+    assert "BENCHMARK_API_KEY" in output
+    assert "--header NAME=VALUE" in output
+    assert "hidden" not in output
     assert not (tmp_path / "out").exists()
 
 
@@ -226,9 +230,9 @@ def _configured(config: Path) -> tuple[int, str]:
     "base", ["http://", "http://host:99999/v1", "http://me:hid/hidden@host", "http://[/"]
 )
 def test_an_address_that_is_none_is_refused(base: str) -> None:
-    status, said = measured(base)
-    assert (status, "is no address; give one like http://" in said) == (2, True), said
-    assert "hidden" not in said
+    status, output = measured(base)
+    assert (status, "is no address; give one like http://" in output) == (2, True), output
+    assert "hidden" not in output
 
 
 class PickyServer(ScriptedServer):
@@ -249,13 +253,13 @@ def test_a_whole_run_leaves_out_what_a_server_refuses_and_keeps_the_query_of_its
     monkeypatch.setattr(scripted_server, "ScriptedServer", PickyServer)
     with scripted({"m": QUICK}) as (server, base):
         base += "?api-version=2024-06-01"
-        status, said = measured(base, "--output-dir", tmp_path)
-    assert status == 0, said
+        status, output = measured(base, "--output-dir", tmp_path)
+    assert status == 0, output
     assert all(b"?api-version=2024-06-01 HTTP/1.1\r\n" in head for head in server.heads)
     agreement = (
         "without ignore_eos, without stream_options, with max_completion_tokens for max_tokens"
     )
-    assert said.count(f"the server refuses some fields of requests: {agreement}") == 1
+    assert output.count(f"the server refuses some fields of requests: {agreement}") == 1
     run, folder = only_run(tmp_path)
     assert run.environment.target == f"openai {base}, {agreement}"
     assert agreement in (folder / "report.html").read_text()

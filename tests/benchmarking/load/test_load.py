@@ -16,7 +16,7 @@ from benchmarking.errors import LoadProcessFailed
 from benchmarking.load.generator import LoadJob, LoadResult, Progress, TimedExchange
 from benchmarking.load.process import run_load
 from benchmarking.load.schedule import due_times_s, lengths
-from benchmarking.load.targets import Endpoint, Prompt
+from benchmarking.load.targets import Endpoint, Kind, Prompt
 from benchmarking.machine import stolen_s
 from benchmarking.records import Distribution
 from lab.kit import scripted_server
@@ -28,7 +28,7 @@ PROMPT = Prompt("p", "two words", 2)
 QUICK = Script((0.05, 0.01, 0.01), ("one ", "two ", "three"), USAGE)
 
 
-def job_for(base: str, count: int, model: str = "m", kind: str = "openai") -> LoadJob:
+def job_for(base: str, count: int, model: str = "m", kind: Kind = "openai") -> LoadJob:
     target = Endpoint(kind, base)
     requests = (target.request(model, PROMPT, 3),) * count
     return LoadJob(target.address, requests, target.answer, time.monotonic(), 60.0, 20.0)

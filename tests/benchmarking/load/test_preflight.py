@@ -188,7 +188,7 @@ def test_no_redirect_takes_a_key_elsewhere() -> None:
     with serving(elsewhere) as other:
         moved = Response("", 307, {"Location": other.base})
         with serving(lambda request: moved) as target:
-            target = replace(target, own_headers=(("api-key", SecretStr("also-secret")),))
+            target = replace(target, user_headers=(("api-key", SecretStr("also-secret")),))
             with pytest.raises(TargetUnusable, match=f"redirects to {other.base}"):
                 unserved(target, ["m"])
             with pytest.raises(TargetUnusable):
@@ -200,7 +200,7 @@ def test_no_redirect_takes_a_key_elsewhere() -> None:
 
 def test_a_server_that_repeats_a_secret_does_not_have_it_said() -> None:
     with answering(401, '{"error": {"message": "also-secret is wrong"}}') as target:
-        target = replace(target, own_headers=(("api-key", SecretStr("also-secret")),))
+        target = replace(target, user_headers=(("api-key", SecretStr("also-secret")),))
         with pytest.raises(TargetUnusable, match=r"\*\*\* is wrong"):
             unserved(target, ["m"])
     assert "also-secret" not in repr(target)
@@ -209,6 +209,6 @@ def test_a_server_that_repeats_a_secret_does_not_have_it_said() -> None:
 @pytest.mark.parametrize("kept", range(10, 60))
 def test_no_part_of_a_secret_is_left_where_a_message_was_cut(kept: int) -> None:
     secret = "a-secret.of-some-length"
-    target = Endpoint("openai", "http://x", own_headers=(("api-key", SecretStr(secret)),))
+    target = Endpoint("openai", "http://x", user_headers=(("api-key", SecretStr(secret)),))
     message = f"wrong key: {secret} and again {secret}!"
     assert secret[:6] not in target.without_secrets(message[:kept])
