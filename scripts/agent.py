@@ -47,8 +47,8 @@ def first_server(urls: Sequence[str], token: str) -> tuple[str, dict[str, int]]:
     for url in urls:
         try:
             listed = fetch(f"{url}/v1/models", PROBE, {"Authorization": f"Bearer {token}"})
-            cards = [each for each in json.loads(listed)["data"] if "max_model_len" in each]
-            contexts = {str(each["id"]): int(each["max_model_len"]) for each in cards}
+            cards = [card for card in json.loads(listed)["data"] if "max_model_len" in card]
+            contexts = {str(card["id"]): int(card["max_model_len"]) for card in cards}
             "".join(contexts).encode()  # raises if a name has half of a surrogate pair
             if contexts:
                 return url, contexts

@@ -71,11 +71,11 @@ def _table(bundle: Bundle, used: check.Utilization) -> Iterator[str]:
 
 def _row(bundle: Bundle, index: int, bytes_of: dict[str, check.ExpertMemory]) -> Sequence[str]:
     member = bundle.members[index]
-    taken = bytes_of.get(member.name)
+    memory = bytes_of.get(member.name)
     numbers: list[object] = ["?", "?", member.rows.min, "?"]
-    if taken is not None:
-        numbers[:2] = taken.weights_bytes, taken.cache_bytes_per_row
-        numbers[3] = taken.need_bytes
+    if memory is not None:
+        numbers[:2] = memory.weights_bytes, memory.cache_bytes_per_row
+        numbers[3] = memory.need_bytes
     notes = [
         member.quantisation,
         *["pinned"] * member.pinned,

@@ -28,10 +28,10 @@ def main() -> None:
 
 def convert(folder: Path, output: Path) -> Path:
     """Writes the heads, and a copy of their config.json, to `output`. Returns the heads' file."""
-    found = torch.load(folder / PICKLE, map_location="cpu", weights_only=True)
+    loaded = torch.load(folder / PICKLE, map_location="cpu", weights_only=True)
     tensors = {
         str(name): tensor.contiguous().clone()
-        for name, tensor in found.items()
+        for name, tensor in loaded.items()
         if isinstance(tensor, torch.Tensor)
     }
     output.mkdir(parents=True, exist_ok=True)

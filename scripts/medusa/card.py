@@ -26,11 +26,11 @@ def write_card(
     judgement: Judgement,
 ) -> None:
     num_tokens, hidden_size = heads.outputs.shape[1:]
-    own = "full: each with an output matrix of its own"
+    full = "full: each with an output matrix of its own"
     shared = "shared: they speak through the model's own output matrix"
     slots: dict[str, object] = {
         "num_heads": heads.num_heads,
-        "variant": own if heads.is_full else shared,
+        "variant": full if heads.is_full else shared,
         "hidden_size": hidden_size,
         "named": f"{num_tokens:,}",
         "size_mb": f"{(folder / WEIGHTS).stat().st_size / 1e6:.1f}",

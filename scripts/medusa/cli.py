@@ -49,11 +49,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = sys.argv[1:] if arguments is None else arguments
-    options = Options(**vars(build_parser().parse_args(given)))
+    words = sys.argv[1:] if arguments is None else arguments
+    options = Options(**vars(build_parser().parse_args(words)))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        make_heads(options, f"hearth medusa {shlex.join(given)}")
+        make_heads(options, f"hearth medusa {shlex.join(words)}")
     except (HearthError, StartupError, ValueError, OSError) as error:
         logger.error("%s", error)
         return 1

@@ -44,21 +44,21 @@ class Jobs:
         training are answered greedily, the others at a temperature. Raises ValueError if there are
         too few prompts to split.
         """
-        others = list(islice(distinct(prompts, held_out), num_answers))
-        if len(others) < MIN_PROMPTS:
+        pool = list(islice(distinct(prompts, held_out), num_answers))
+        if len(pool) < MIN_PROMPTS:
             raise ValueError(
-                f"{len(others)} different prompts are too few to split, {MIN_PROMPTS} are needed; "
+                f"{len(pool)} different prompts are too few to split, {MIN_PROMPTS} are needed; "
                 "add prompts."
             )
-        Random(seed).shuffle(others)
-        num_held_out = 0 if held_out else max(1, round(len(others) * HELD_OUT_SHARE))
-        num_judged = num_held_out + max(1, round(len(others) * CALIBRATION_SHARE))
-        judged = [Job(number, prompt) for number, prompt in enumerate(others[:num_judged])]
+        Random(seed).shuffle(pool)
+        num_held_out = 0 if held_out else max(1, round(len(pool) * HELD_OUT_SHARE))
+        num_judged = num_held_out + max(1, round(len(pool) * CALIBRATION_SHARE))
+        judged = [Job(number, prompt) for number, prompt in enumerate(pool[:num_judged])]
         first = len(judged)
-        given = [Job(first + number, prompt) for number, prompt in enumerate(held_out)]
-        first += len(given)
-        training = list(_training(others[num_judged:], first, num_answers - num_judged))
-        return cls(training, judged[num_held_out:], given or judged[:num_held_out])
+        held_out_jobs = [Job(first + number, prompt) for number, prompt in enumerate(held_out)]
+        first += len(held_out_jobs)
+        training = list(_training(pool[num_judged:], first, num_answers - num_judged))
+        return cls(training, judged[num_held_out:], held_out_jobs or judged[:num_held_out])
 
     def only(self, numbers: Collection[int]) -> "Jobs":
         """Returns the jobs that have these numbers. Raises ValueError if a split has none."""

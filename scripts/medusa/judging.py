@@ -46,10 +46,6 @@ def answer_ranks(heads: Heads, token_ids: Tensor, positions: Positions) -> list[
     return list(found.split(positions.lengths.tolist()))
 
 
-def tree_of(calibration: Sequence[Tensor]) -> list[TreePath]:
-    return most_frequent_paths(torch.cat(list(calibration)).tolist())
-
-
 def judged(
     paths: Sequence[TreePath], held_out: Sequence[Tensor], positions: Positions
 ) -> Judgement:
@@ -73,10 +69,10 @@ def judged(
     )
 
 
-def _share(found: Tensor, labels: Tensor, top: int) -> float:
+def _share(guessed: Tensor, labels: Tensor, top: int) -> float:
     """Returns the share of labels that are among the first `top` guesses."""
-    found = found[labels != IGNORED]
-    return float(((found != NOT_GUESSED) & (found < top)).float().mean())
+    guessed = guessed[labels != IGNORED]
+    return float(((guessed != NOT_GUESSED) & (guessed < top)).float().mean())
 
 
 def trivial_accuracy(positions: Positions) -> float:

@@ -25,7 +25,7 @@ from .card import write_card
 from .export import export, read_into
 from .heads import Heads, Variant
 from .jobs import Jobs
-from .judging import answer_ranks, judged, require_preferences, require_skill, tree_of
+from .judging import answer_ranks, judged, most_frequent_paths, require_preferences, require_skill
 from .training import Examples, Trainer, TrainingFigures, TrainingPlan
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,8 @@ def make_heads(options: Options, command: str) -> None:
     torch.set_num_threads(options.processes)
     trainer = Trainer(plan, heads, examples(splits.training, token_ids, options.heads))
     trainer.run()
-    paths = tree_of(answer_ranks(heads, token_ids, splits.calibration))
+    calibration_ranks = answer_ranks(heads, token_ids, splits.calibration)
+    paths = most_frequent_paths(torch.cat(calibration_ranks).tolist())
     held_out_ranks = answer_ranks(heads, token_ids, splits.held_out)
     judgement = judged(paths, held_out_ranks, splits.held_out)
     require_skill(judgement)
@@ -136,8 +137,8 @@ def _jobs(options: Options, work: Path, tokenizer: HuggingFaceTokenizer, how: Co
             prompts.distinct(_fitting(prompts.read_prompts(options.held_out, tokenizer), how))
         )
     probe(how, tokenizer, options.seed)
-    asked = _fitting(_prompts(options, work, tokenizer, how), how)
-    jobs = Jobs.of(asked, options.answers, options.seed, held_out)
+    candidates = _fitting(_prompts(options, work, tokenizer, how), how)
+    jobs = Jobs.of(candidates, options.answers, options.seed, held_out)
     jobs.save(file, origin)
     return jobs
 
@@ -164,19 +165,19 @@ def _prompts(
     if (turn := prompts.turn_of_user(tokenizer)) is not None:
         before, end = turn
         count = round(options.answers * QUESTIONS_PER_ANSWER)
-        asked = [Job(number, before, QUESTION_TEMPERATURE) for number in range(count)]
+        jobs = [Job(number, before, QUESTION_TEMPERATURE) for number in range(count)]
         stop_ids = {*how.stop_ids, end}
         how = replace(how, max_tokens=prompts.QUESTION_TOKENS.stop, stop_ids=stop_ids)
-        drawn = collect(how, asked, work / "questions").drawn(asked)
+        drawn = collect(how, jobs, work / "questions").drawn(jobs)
         questions = list(prompts.own_questions(drawn, end, tokenizer))
         logger.info("%d of %d own questions are whole", len(questions), count)
     for message in prompts.interleaved(questions, prompts.ordinary_messages(options.seed)):
         yield tuple(prompts.chat(message, tokenizer))
 
 
-def _fitting(every: Iterator[prompts.Prompt], how: Collecting) -> Iterator[prompts.Prompt]:
+def _fitting(candidates: Iterator[prompts.Prompt], how: Collecting) -> Iterator[prompts.Prompt]:
     longest = most_prompt_tokens(how.model, how.max_tokens)
-    return (prompt for prompt in every if 0 < len(prompt) <= longest)
+    return (prompt for prompt in candidates if 0 < len(prompt) <= longest)
 
 
 def _draft_tokens(options: Options, training: Positions, vocab_size: int) -> Tensor:
@@ -191,12 +192,12 @@ def _provenance(
     options: Options, base: str, command: str, splits: Splits, figures: TrainingFigures
 ) -> Mapping[str, object]:
     """Returns the card's statements about the base model, the data and the training."""
-    own = (
+    included = (
         "Prompts are forms filled with words, of `scripts/medusa/prompts.txt`, and questions that "
         "the model wrote itself, as a user's turn of its chat template (Xu et al. 2024, arXiv "
         "2406.08464)."
     )
-    data = own if options.prompts is None else f"Prompts are the lines of `{options.prompts}`."
+    data = included if options.prompts is None else f"Prompts are the lines of `{options.prompts}`."
     if options.held_out is not None:
         data += f" Those to judge by are the lines of `{options.held_out}`."
     beside = "A server that is given this model finds the heads beside it."

@@ -44,9 +44,9 @@ class _Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is F.linear:
-            given, weight = args[0].flatten(0, -2), args[1]
+            inputs, weight = args[0].flatten(0, -2), args[1]
             place = weight.data_ptr(), weight.data_ptr() + weight.nbytes
-            moments = (given.T @ given).double()
+            moments = (inputs.T @ inputs).double()
             self.sums[place] = self.sums[place] + moments if place in self.sums else moments
         return func(*args, **(kwargs or {}))
 
@@ -91,7 +91,7 @@ class Calibration:
             self._run(self._part, self._tensors)
         return watch.moments_of(self._parts)
 
-    def put(self, name: str, numbers: Floats) -> None:
+    def replace_part(self, name: str, numbers: Floats) -> None:
         """Set a part of the layer to its rounded numbers, with rows in Hearth's order."""
         self._parts[name].copy_(torch.from_numpy(numbers))
 

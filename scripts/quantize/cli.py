@@ -12,7 +12,7 @@ from common.files import read_bounded
 from inference_api.errors import StartupError
 from inference_api.loading.gguf import SUFFIX, is_gguf
 from inference_api.loading.hardware import INSTALL_TORCH
-from scripts.quantize.making import Made, make
+from scripts.quantize.making import Written, make
 
 MAX_TEXT_BYTES = 16 * 1024**2
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -39,14 +39,14 @@ def main(model: Path, target: Path, calibrate: Path | None) -> None:
             from scripts.quantize.calibration import begin  # imports torch, if it is there
 
             start = partial(begin, text)
-        made = make(model, target, start)
+        written = make(model, target, start)
     except StartupError as error:
         click.echo("\n".join(error.faults), err=True)
         sys.exit(FAILED)
     except OSError as error:
         click.echo(f"{target} was not written: {error}", err=True)
         sys.exit(FAILED)
-    click.echo(_summary(model, target, made))
+    click.echo(_summary(model, target, written))
 
 
 def _check(model: Path, target: Path) -> None:
@@ -70,12 +70,15 @@ def _text(file: Path) -> str:
     return text
 
 
-def _summary(model: Path, target: Path, made: Made) -> str:
+def _summary(model: Path, target: Path, written: Written) -> str:
     before, after = (file.stat().st_size for file in (model, target))
-    total = made.weights.total()
-    shares = ", ".join(f"{100 * n / total:.1f} % {name}" for name, n in made.weights.most_common())
+    total = written.weights.total()
+    shares = ", ".join(
+        f"{100 * n / total:.1f} % {name}" for name, n in written.weights.most_common()
+    )
     return (
-        f"{target}: {after} bytes of {before}, {made.bits:.2f} bits a weight of matrices ({shares})"
+        f"{target}: {after} bytes of {before}, {written.bits:.2f} bits a weight of matrices "
+        f"({shares})"
     )
 
 

@@ -82,11 +82,21 @@ class Grid:
 
     def nearest(self, weights: Floats) -> Floats:
         """Returns the values nearest to `weights` [blocks, groups, inputs]."""
-        return _nearest(self.form, weights + self.floors, self.steps)
+        return self._nearest(weights + self.floors, self.steps)
 
     def errors(self, weights: Floats, importance: Floats) -> Floats:
         """Returns the weighted sums of squared errors [blocks, groups]."""
-        return _errors(self.form, weights + self.floors, self.steps, importance)
+        raised, steps = weights + self.floors, self.steps
+        differences = self._nearest(raised, steps)
+        differences *= steps
+        differences -= raised
+        return _sum(importance * differences, differences)
+
+    def _nearest(self, raised: Floats, steps: Floats) -> Floats:
+        """Returns the nearest values. `raised` are the weights plus their floors."""
+        inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
+        values: Floats = np.rint(raised * inverse)
+        return np.clip(values, *self.form.values, out=values)
 
     def chosen(self, other: "Grid", is_other: NDArray[np.bool_]) -> "Grid":
         """Returns a grid with `other`'s blocks where `is_other`."""
@@ -125,24 +135,10 @@ def plain(form: Form, weights: Floats) -> Grid:
     )
 
 
-def _nearest(form: Form, raised: Floats, steps: Floats) -> Floats:
-    """Returns the nearest values. `raised` are the weights plus their floors."""
-    inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
-    values: Floats = np.rint(raised * inverse)
-    return np.clip(values, *form.values, out=values)
-
-
 def _rounded(form: Form, relative: Floats, stretch: float) -> Floats:
     values = relative * np.float32(stretch)
     np.rint(values, out=values)
     return np.clip(values, *form.values, out=values)
-
-
-def _errors(form: Form, raised: Floats, steps: Floats, importance: Floats) -> Floats:
-    differences = _nearest(form, raised, steps)
-    differences *= steps
-    differences -= raised
-    return _sum(importance * differences, differences)
 
 
 def _sum(*factors: Floats) -> Floats:
@@ -282,7 +278,7 @@ def _with_better_units(grid: Grid, weights: Floats, importance: Floats) -> Grid:
     return _better(grid, replace(grid, units=_halves(units)), weights, importance)
 
 
-def _better(one: Grid, other: Grid, weights: Floats, importance: Floats) -> Grid:
-    """Returns the better of two grids for each block; `one` if they are equally good."""
-    of_one, of_other = (each.errors(weights, importance).sum(-1) for each in (one, other))
-    return one.chosen(other, of_other < of_one)
+def _better(grid: Grid, other: Grid, weights: Floats, importance: Floats) -> Grid:
+    """Returns the better of two grids for each block; `grid` if they are equally good."""
+    of_one, of_other = (each.errors(weights, importance).sum(-1) for each in (grid, other))
+    return grid.chosen(other, of_other < of_one)

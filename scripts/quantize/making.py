@@ -39,7 +39,7 @@ Start = Callable[[Path, GgufModel], "Calibration"]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Written:
     """The bits and types of a written file."""
 
     bits: float  # mean bits of a weight, over all matrices
@@ -51,7 +51,7 @@ def make(
     target: Path,
     start: Start | None = None,
     planning: Callable[[Sizes], Plan] = planned,
-) -> Made:
+) -> Written:
     """Writes `target`. `start`, if given, begins a calibration. Raises StartupError."""
     model = read_gguf(source)
     if model.factors:
@@ -84,7 +84,7 @@ def make(
     weights: Counter[str] = Counter()
     for name, form in plan.items():
         weights[form.kind.name] += sizes[name][0]
-    return Made(average_bits(sizes, plan), weights)
+    return Written(average_bits(sizes, plan), weights)
 
 
 def _stacks(model: GgufModel) -> dict[str, list[SourceTensor]]:
@@ -164,18 +164,18 @@ class _Rounder:
 
     def _rounded(self, tensor: ReaderTensor, feedbacks: Mapping[str, Feedback | None]) -> Bytes:
         form, parts = self.plan[tensor.name], self.stacks[tensor.name]
-        written = []
+        parts_data = []
         for part, matrix in zip(
             parts, tensor.data.reshape(len(parts), -1, tensor.data.shape[-1]), strict=True
         ):
             rows = GgufTensor(tensor.tensor_type, matrix).rows()
             feedback = feedbacks.get(part.name)
             data = np.concatenate([rounded(form, numbers, feedback) for _, numbers in rows])
-            written.append(data)
+            parts_data.append(data)
             if self.calibration is not None and 0 <= layer_of(tensor.name) < self._num_layers:
                 order = row_order(self.model.architecture, part, self.model.config)
-                ours = GgufTensor(form.kind, data)
-                self.calibration.put(
-                    part.name, (ours.reordered(order) if order else ours).numbers()
+                stored = GgufTensor(form.kind, data)
+                self.calibration.replace_part(
+                    part.name, (stored.reordered(order) if order else stored).numbers()
                 )
-        return np.concatenate(written)
+        return np.concatenate(parts_data)

@@ -69,12 +69,12 @@ def _fed_back(form: Form, weights: Floats, feedback: Feedback) -> Bytes:
     for begin in range(0, len(left), size):
         end = begin + size
         grid = searched(form, np.ascontiguousarray(left[begin:end].T), importance[begin:end])
-        of_inputs = size // form.num_groups
+        group_inputs = size // form.num_groups
         steps, floors = (each[..., 0].T for each in (grid.steps, grid.floors))  # [groups, rows]
         inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
         values, errors = np.empty((2, size, len(weights)), np.float32)
         for at in range(size):
-            group, now = at // of_inputs, left[begin + at]
+            group, now = at // group_inputs, left[begin + at]
             value = np.rint((now + floors[group]) * inverse[group])
             np.clip(value, *form.values, out=values[at])
             error = now - (values[at] * steps[group] - floors[group])

@@ -41,7 +41,6 @@ from scripts.medusa.judging import (
     require_preferences,
     require_skill,
     tokens_per_step,
-    tree_of,
 )
 from scripts.medusa.making import examples
 from scripts.medusa.prompts import (
@@ -219,7 +218,8 @@ def test_trained_heads_guess_better_than_the_model_s_own_head(
         return [float(head_loss(heads, hidden, held_out.labels[:, k], k).detach()) for k in (0, 1)]
 
     def worth(heads: Heads) -> Judgement:
-        paths = tree_of(answer_ranks(heads, token_ids, shards.positions(jobs.calibration)))
+        ranks_of_answers = answer_ranks(heads, token_ids, shards.positions(jobs.calibration))
+        paths = most_frequent_paths(torch.cat(ranks_of_answers).tolist())
         return judged(paths, answer_ranks(heads, token_ids, positions), positions)
 
     assert all(a < 0.5 * b for a, b in zip(losses(after), losses(before), strict=True))

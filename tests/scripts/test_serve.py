@@ -47,18 +47,7 @@ def test_the_secret_is_made_once_for_its_owner_alone(
     assert stat.S_IMODE(SECRET_PATH.stat().st_mode) == 0o600
 
 
-def test_an_empty_file_is_no_secret_and_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    SECRET_PATH.parent.mkdir()
-    SECRET_PATH.touch()
-    secret = kept_secret()
-    assert len(secret) >= 64
-    assert kept_secret() == secret
-
-
-@pytest.mark.parametrize("damaged", [bytes(64), b"\xff\xfe secret", b"half\x00"])
+@pytest.mark.parametrize("damaged", [b"", bytes(64), b"\xff\xfe secret", b"half\x00"])
 def test_a_damaged_secret_is_refused_with_the_remedy(
     damaged: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
