@@ -85,9 +85,9 @@ def answer(api: ServedApi) -> str:
     """Raises AssertionError when other kernels are used than this processor's, or none."""
     assert " by kernels of i8mm " in api.log, api.log
     body = {"model": "model", "prompt": QUESTION, "max_tokens": 8, "temperature": 0}
-    told = api.post("/v1/completions", **body).json()
-    assert told["usage"]["completion_tokens"] == 8, told
-    return str(told["choices"][0]["text"])
+    completion = api.post("/v1/completions", **body).json()
+    assert completion["usage"]["completion_tokens"] == 8, completion
+    return str(completion["choices"][0]["text"])
 
 
 if __name__ == "__main__":

@@ -73,12 +73,12 @@ def make_serve(clone: Path, settings: dict[str, str]) -> subprocess.Popen[str]:
 def curl_line(serve: subprocess.Popen[str]) -> str:
     """The line that it prints once it serves. Ends the program if it does not."""
     assert serve.stdout is not None
-    said = []
+    lines = []
     for line in serve.stdout:
-        said.append(line)
+        lines.append(line)
         if line.startswith("curl "):
             return line.strip()
-    sys.exit(f"make serve has ended:\n{''.join(said)}")
+    sys.exit(f"make serve has ended:\n{''.join(lines)}")
 
 
 def wait_for_a_byte(line: str) -> None:

@@ -44,36 +44,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--share", type=float, default=0.2, help="of their tokens, in memory")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     exit_on_sigterm()
-    random = Random(given.seed)
-    asked = requests_of(given.requests, random)
-    num_tokens = sum(len(each.prompt) + each.max_tokens for each in asked)
-    room_tokens = max(int(given.share * num_tokens), SHAPE.context_tokens)
+    random = Random(options.seed)
+    requests = requests_of(options.requests, random)
+    num_tokens = sum(len(each.prompt) + each.max_tokens for each in requests)
+    room_tokens = max(int(options.share * num_tokens), SHAPE.context_tokens)
     with TemporaryDirectory(prefix="hearth-lives-") as scratch:
         folder = Path(scratch)
         make_random_model(SHAPE, model := folder / "model")
         own: dict[str, Any] = {"MODEL": model, "QUANTIZATION": QUANTIZATION}
-        own |= {"MAX_INPUT_QSIZE": len(asked), **cache_for(model, room_tokens)}
-        own |= dict(setting.split("=", 1) for setting in given.settings)
-        with served(folder / "log", **own) as api, ThreadPoolExecutor(len(asked)) as pool:
+        own |= {"MAX_INPUT_QSIZE": len(requests), **cache_for(model, room_tokens)}
+        own |= dict(setting.split("=", 1) for setting in options.settings)
+        with served(folder / "log", **own) as api, ThreadPoolExecutor(len(requests)) as pool:
             leaving = [
                 pool.submit(leave, api.port, each, random.randrange(40))
-                for each in asked[::LEAVES_EVERY]
+                for each in requests[::LEAVES_EVERY]
             ]
-            del asked[::LEAVES_EVERY]
-            told = [*pool.map(partial(answer, api.port), asked)]
+            del requests[::LEAVES_EVERY]
+            together = [*pool.map(partial(answer, api.port), requests)]
             for each in leaving:
                 each.result()
             eventually(api.is_idle, IDLE_TIMEOUT_S, what="that no request is left")
             state = api.state()
         with served(folder / "alone", **own | ALONE) as api:
-            alone = [answer(api.port, each) for each in asked]
+            alone = [answer(api.port, each) for each in requests]
     num_held = state["pages"] - state["cached_pages"] - state["free_pages"]
-    num_wrong = sum(mine != its for mine, its in zip(told, alone, strict=True))
+    num_wrong = sum(mine != its for mine, its in zip(together, alone, strict=True))
     print(
-        f"{num_tokens} tokens of {given.requests} requests on {state['pages']} pages of 32: "
-        f"{len(asked)} answered, {num_wrong} of them otherwise than alone, {len(leaving)} left, "
+        f"{num_tokens} tokens of {options.requests} requests on {state['pages']} pages of 32: "
+        f"{len(requests)} answered, {num_wrong} of them otherwise than alone, {len(leaving)} left, "
         f"{state['totals']['pauses']} pauses, {num_held} pages held in the end"
     )
     return int(bool(num_wrong or num_held))

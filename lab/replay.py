@@ -95,7 +95,7 @@ OWN = re.compile(
 HEADERS = ("Content-Type", "X-Hearth-Ignored", "Retry-After", "Allow", "WWW-Authenticate")
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     method: str
     path: str
     body: bytes | None
@@ -124,11 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if differing else 0
 
 
-def drawn(rng: random.Random) -> Iterator[Asked]:
+def drawn(rng: random.Random) -> Iterator[Request]:
     """Endlessly: a page, a valid body, or one that was mutated once or twice."""
     while True:
         if rng.random() < 0.05:
-            yield Asked("GET", rng.choice(PAGES), None)
+            yield Request("GET", rng.choice(PAGES), None)
             continue
         path = rng.choice(list(BODIES))
         body = copy.deepcopy(BODIES[path])
@@ -138,7 +138,7 @@ def drawn(rng: random.Random) -> Iterator[Asked]:
         text = json.dumps(body)
         if rng.random() < 0.03:  # cut, as by a client that was interrupted
             text = text[: rng.randrange(len(text))]
-        yield Asked("POST", path, text.encode())
+        yield Request("POST", path, text.encode())
 
 
 def mutate(value: Any, rng: random.Random) -> None:
@@ -167,13 +167,15 @@ def nested(value: Any) -> Iterator[Any]:
             yield from nested(each)
 
 
-def answer(session: requests.Session, url: str, asked: Asked) -> tuple[int, dict[str, str], str]:
+def answer(
+    session: requests.Session, url: str, request: Request
+) -> tuple[int, dict[str, str], str]:
     headers = {"Content-Type": "application/json"}
     response = session.request(
-        asked.method, url + asked.path, data=asked.body, headers=headers, timeout=TIMEOUT_S
+        request.method, url + request.path, data=request.body, headers=headers, timeout=TIMEOUT_S
     )
-    told = {name: response.headers[name] for name in HEADERS if name in response.headers}
-    return response.status_code, told, OWN.sub("*", response.text)
+    received = {name: response.headers[name] for name in HEADERS if name in response.headers}
+    return response.status_code, received, OWN.sub("*", response.text)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ def main() -> int:
         ]
     print("| wheel | MB |\n|---|---|")
     for wheel in sorted(folder.glob("*.whl")):
-        told = output(sys.executable, "-m", "auditwheel", "show", wheel)
-        faults += [] if fits_manylinux2014(told) else [told]
+        report = output(sys.executable, "-m", "auditwheel", "show", wheel)
+        faults += [] if fits_manylinux2014(report) else [report]
         print(f"| {wheel.name} | {wheel.stat().st_size / MB:.1f} |")
     print("\n".join(faults))
     return 1 if faults else 0
@@ -57,8 +57,8 @@ def offered_functions(unit: Path) -> list[str]:
     return [name for kind, name in symbols if kind in "TWVu"]
 
 
-def fits_manylinux2014(told: str) -> bool:
-    found = FITS.search(" ".join(told.split()))
+def fits_manylinux2014(report: str) -> bool:
+    found = FITS.search(" ".join(report.split()))
     return found is not None and int(found[1]) <= MANYLINUX2014
 
 

@@ -36,8 +36,10 @@ def line_of(client: Client, run: Run) -> Line:
     was made and its result came back, and the client ended well."""
     ignored = sorted({name for exchange in run.exchanges for name in exchange.ignored})
     refused = [exchange for exchange in run.exchanges if exchange.refused]
-    faults = {_told(exchange) for exchange in refused if not exchange.has_way_out}
-    remarks = {f"goes on after {_told(exchange)}" for exchange in refused if exchange.has_way_out}
+    faults = {_answer_line(exchange) for exchange in refused if not exchange.has_way_out}
+    remarks = {
+        f"goes on after {_answer_line(exchange)}" for exchange in refused if exchange.has_way_out
+    }
     return Line(client, ignored, [*sorted(faults), *_unfinished(client, run)], sorted(remarks))
 
 
@@ -58,7 +60,7 @@ def write_table(path: Path, table: str) -> None:
     path.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
 
 
-def _told(exchange: Exchange) -> str:
+def _answer_line(exchange: Exchange) -> str:
     path = exchange.path.partition("?")[0]
     return f"{exchange.method} `{path}` {exchange.status}: {exchange.refused}"
 

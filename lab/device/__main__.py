@@ -113,17 +113,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=[each.name for each in CHECKS])
     parser.add_argument("--out", type=Path, default=ROOT / "var" / "device", help="a folder")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU")
-    given = parser.parse_args(arguments)
-    folder: Path = given.out
+    options = parser.parse_args(arguments)
+    folder: Path = options.out
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for check in CHECKS:
-        words = check.rehearsal if given.rehearse else check.arguments
-        if words is None or (given.only and check.name not in given.only):
+        words = check.rehearsal if options.rehearse else check.arguments
+        if words is None or (options.only and check.name not in options.only):
             continue
-        limit_s = check.limit_s * (REHEARSAL_FACTOR if given.rehearse else 1)
+        limit_s = check.limit_s * (REHEARSAL_FACTOR if options.rehearse else 1)
         log_path = folder / f"{check.name}.txt"
-        lines.append(_run(check.name, words, limit_s, log_path, given.rehearse))
+        lines.append(_run(check.name, words, limit_s, log_path, options.rehearse))
     print("\n".join(["", "| check | result | seconds |", "|---|---|---|", *lines]))
     return 0 if all("| ok |" in line for line in lines) else 1
 

@@ -33,18 +33,18 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
     parser.add_argument("--steps", type=int, default=20)
-    given = parser.parse_args()
-    shape, rng = SHAPES[given.shape], random.Random(SEED)
-    how = {"dtype": "bfloat16", "quantization": given.quantization}
-    runner = loaded(shape, given.device, CONTEXT_TOKENS, **how)
-    if given.device == "cuda":
+    arguments = parser.parse_args()
+    shape, rng = SHAPES[arguments.shape], random.Random(SEED)
+    how = {"dtype": "bfloat16", "quantization": arguments.quantization}
+    runner = loaded(shape, arguments.device, CONTEXT_TOKENS, **how)
+    if arguments.device == "cuda":
         runner.warm_up()
     with torch.inference_mode():
-        broken = first_difference(runner.decoder, rng, shape.vocab_size, given.steps)
+        broken = first_difference(runner.decoder, rng, shape.vocab_size, arguments.steps)
         print(f"tokens in company and drafted, beside each alone: {broken or 'equal'}")
         for line in prompt_lines(runner.decoder, rng, shape.vocab_size):
             print(line)
-        for line in product_lines(shape, given.device):
+        for line in product_lines(shape, arguments.device):
             print(line)
     return 1 if broken else 0
 

@@ -30,11 +30,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    given = parser.parse_args()
-    shape, found = SHAPES[given.shape], []
+    arguments = parser.parse_args()
+    shape, found = SHAPES[arguments.shape], []
     for experts in (0, 1, shape.layers):
         runner = loaded(
-            shape, given.device, dtype="bfloat16", quantization="int4", experts_on_cpu=experts
+            shape, arguments.device, dtype="bfloat16", quantization="int4", experts_on_cpu=experts
         )
         logits, times = _measured(runner)
         found.append(logits)

@@ -47,9 +47,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    given = parser.parse_args()
-    kind = CudaRunner if given.device == "cuda" else OnCpu
-    runner = loaded(SHAPES[given.shape], given.device, kind=kind, quantization="int8")
+    arguments = parser.parse_args()
+    kind = CudaRunner if arguments.device == "cuda" else OnCpu
+    runner = loaded(SHAPES[arguments.shape], arguments.device, kind=kind, quantization="int8")
     with torch.inference_mode():
         runner.decoder.record(still)
     for name, params in WAYS.items():

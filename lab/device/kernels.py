@@ -48,10 +48,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=MODEL_SHAPES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    given = parser.parse_args()
-    on_cuda, device = given.device == "cuda", torch.device(given.device)
+    arguments = parser.parse_args()
+    on_cuda, device = arguments.device == "cuda", torch.device(arguments.device)
     dtype = torch.bfloat16 if on_cuda else torch.float32
-    config = read_config(config_of(MODEL_SHAPES[given.shape])).part(LayerRange(0, 1))
+    config = read_config(config_of(MODEL_SHAPES[arguments.shape])).part(LayerRange(0, 1))
     errors = []
     with torch.inference_mode():
         ours, torchs, exact = (

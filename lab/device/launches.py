@@ -63,18 +63,18 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
-    given = parser.parse_args()
-    for kind in (CudaRunner, TritonRunner) if given.device == "cpu" else (CudaRunner,):
-        for step, count in operations_a_layer(kind, given.quantization).items():
+    arguments = parser.parse_args()
+    for kind in (CudaRunner, TritonRunner) if arguments.device == "cpu" else (CudaRunner,):
+        for step, count in operations_a_layer(kind, arguments.quantization).items():
             print(f"{kind.__name__}: {count} operations a layer in a step of {step}")
-    runner = loaded(SHAPES[given.shape], given.device, quantization=given.quantization)
+    runner = loaded(SHAPES[arguments.shape], arguments.device, quantization=arguments.quantization)
     runner.warm_up()
-    if given.device == "cuda":
+    if arguments.device == "cuda":
         more_bytes = torch.cuda.memory_reserved() - runner.footprint.total_bytes
         print(
             f"{more_bytes / 2**20:.0f} MiB besides weights and cache, of {SPARE_BYTES / 2**20:.0f}"
         )
-    print(report(launches(runner, given.device), SHAPES[given.shape].layers))
+    print(report(launches(runner, arguments.device), SHAPES[arguments.shape].layers))
 
 
 class TritonRunner(CudaRunner):

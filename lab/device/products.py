@@ -41,17 +41,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=MODEL_SHAPES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    given = parser.parse_args()
-    is_good, shapes = True, product_shapes(MODEL_SHAPES[given.shape])
-    if given.device == "cpu":  # the interpreter takes long
+    arguments = parser.parse_args()
+    is_good, shapes = True, product_shapes(MODEL_SHAPES[arguments.shape])
+    if arguments.device == "cpu":  # the interpreter takes long
         shapes = {"out": shapes["out"]}
     for name, (inputs, outputs) in shapes.items():
-        x, weights = numbers(inputs, outputs, given.device)
+        x, weights = numbers(inputs, outputs, arguments.device)
         is_good &= all(is_right(x, weights[0], form) for form in FORMS)
         works = {"cuBLAS": [partial(F.linear, x, each) for each in weights]}
         for form in FORMS:
             works[str(tuple(form))] = [partial(by_triton, x, each, form) for each in weights]
-        us = {of: time_us(each, given.device == "cuda") for of, each in works.items()}
+        us = {of: time_us(each, arguments.device == "cuda") for of, each in works.items()}
         times = ", ".join(f"{of} {each:.1f} us" for of, each in us.items())
         gb_s = weights[0].nbytes / min(us.values()) / 1e3
         print(f"{name}, {inputs} x {outputs}: {times}; at best {gb_s:.0f} GB/s", flush=True)

@@ -31,9 +31,9 @@ def main() -> int:
             expected = answers(api, "one process")
         with ExitStack() as stack:
             api = start_ranks(stack, folder, settings)
-            said = answers(api, f"ranks of {SPLIT} layers")
-    print("answers are", "equal" if said == expected else "different")
-    return 0 if said == expected else 1
+            texts = answers(api, f"ranks of {SPLIT} layers")
+    print("answers are", "equal" if texts == expected else "different")
+    return 0 if texts == expected else 1
 
 
 def start_ranks(stack: ExitStack, folder: Path, settings: dict[str, str]) -> ServedApi:

@@ -34,9 +34,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with TemporaryDirectory() as folder:
-        *others, resident = experts(SHAPES[given.shape], given.device, Path(folder))
+        *others, resident = experts(SHAPES[arguments.shape], arguments.device, Path(folder))
         resident.load()
         first_token(resident)
         is_right = True

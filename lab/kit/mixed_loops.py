@@ -18,7 +18,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarking.analysis.closed_loops import Loop, differ, drift, fit_loops
+from benchmarking.analysis.closed_loops import Loop, drift, fit_loops, prompts_differ
 from benchmarking.analysis.service_curve import LEAST_MS, Points, ServiceCurve, at
 
 MOST_OUTSIDE = 0.9  # largest share of a user's time outside service
@@ -34,7 +34,7 @@ def fit_mixed(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceC
         inside = [
             _inside(loop, ms, ms + common_ms) for loop, ms in zip(loops, known_ms, strict=True)
         ]
-        curve = fit_loops(inside, tells=overhead is None and differ(loops))
+        curve = fit_loops(inside, has_overhead=overhead is None and prompts_differ(loops))
         common_ms = curve.overhead[0].ms if curve and curve.overhead else 0.0
     if curve is None:
         return None

@@ -205,12 +205,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--stall-at", type=float, default=0.0, help="seconds after the first")
     parser.add_argument("--stall", type=float, default=0.0, help="seconds")
-    given = parser.parse_args()
-    delays_s = (given.ttft, *[given.itl] * (given.tokens - 1))
-    usage = {"prompt_tokens": 1, "completion_tokens": given.tokens}
-    script = Script(delays_s, (" word",) * given.tokens, usage)
-    server = ScriptedServer({given.model: script}, Stall(given.stall_at, given.stall))
-    asyncio.run(_serve_forever(server, given.port))
+    arguments = parser.parse_args()
+    delays_s = (arguments.ttft, *[arguments.itl] * (arguments.tokens - 1))
+    usage = {"prompt_tokens": 1, "completion_tokens": arguments.tokens}
+    script = Script(delays_s, (" word",) * arguments.tokens, usage)
+    server = ScriptedServer({arguments.model: script}, Stall(arguments.stall_at, arguments.stall))
+    asyncio.run(_serve_forever(server, arguments.port))
 
 
 async def _serve_forever(server: ScriptedServer, port: int) -> None:

@@ -30,13 +30,13 @@ class StepsWithin:
     counts: Sequence[StepCount]
 
 
-def slownesses(moments: Sequence[StepsWithin], said: ServiceCurve) -> list[float]:
-    """Returns each moment's slowness relative to the mean of all. `said` are the step times that
-    the server reports, from which the fit starts."""
+def slownesses(moments: Sequence[StepsWithin], reported: ServiceCurve) -> list[float]:
+    """Returns each moment's slowness relative to the mean of all. `reported` are the step times
+    that the server reports, from which the fit starts."""
     tokens = sorted({tokens for each in moments for tokens, *_ in each.counts})
     steps, prompt_tokens = (_by_tokens(moments, tokens, which) for which in (1, 2))
-    decode_ms = steps * [at(said.decode, each) for each in tokens]
-    prompts_ms = prompt_tokens * fmean(point.ms for point in said.prompt_token)
+    decode_ms = steps * [at(reported.decode, each) for each in tokens]
+    prompts_ms = prompt_tokens * fmean(point.ms for point in reported.prompt_token)
     decode_knots = [2**power for power in range(tokens[-1].bit_length())]
     of_decode = _between(decode_knots, tokens)
     of_prompts = _between(sorted({1, decode_knots[-1]}), tokens)

@@ -33,11 +33,11 @@ def main(about: dict[str, Any], make_engine: Callable[..., Engine], **options: A
     parser.add_argument("model", nargs="?")
     for name, default in options.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    given = vars(parser.parse_args())
-    if given["model"] is None:
+    arguments = vars(parser.parse_args())
+    if arguments["model"] is None:
         print(f"{about['version']}; {about['system']}")
         return
-    serve(lambda: make_engine(**given), about)
+    serve(lambda: make_engine(**arguments), about)
 
 
 def serve(make_engine: Callable[[], Engine], about: dict[str, Any]) -> None:

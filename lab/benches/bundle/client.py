@@ -159,7 +159,7 @@ def _exchange(port: int, ask: Ask, answer: ChatStream) -> None:
 
 
 def _switch(usage: dict[str, Any]) -> Switch | None:
-    said = usage.get("switch")
-    if not usage.get("switching_time") or not said:
+    switch = usage.get("switch")
+    if not usage.get("switching_time") or not switch:
         return None
-    return Switch(said["wait_s"], said["evict_s"], said["load_s"], said["initiator"])
+    return Switch(switch["wait_s"], switch["evict_s"], switch["load_s"], switch["initiator"])

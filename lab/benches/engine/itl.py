@@ -14,7 +14,7 @@ from threading import Event, Thread
 
 from lab.benches.serve.bench import (
     Workload,
-    asked_models,
+    model_arguments,
     p99,
     served_workload,
     stream_once,
@@ -30,7 +30,7 @@ BUDGETS = (1.4, NO_BUDGET)
 
 
 def main() -> None:
-    arguments = asked_models(__doc__)
+    arguments = model_arguments(__doc__)
     print("| model | ITL_BUDGET | ITL p50 ms | ITL p99 ms | p99 / p50 | prompts taken | tokens/s |")
     print("|---|---|---|---|---|---|---|")
     for workload in workloads(arguments.models):

@@ -7,7 +7,13 @@ with and without `PREFIX_REUSE`. Nothing else may use the cores.
 
 from statistics import median
 
-from lab.benches.serve.bench import Workload, asked_models, served_workload, stream_once, workloads
+from lab.benches.serve.bench import (
+    Workload,
+    model_arguments,
+    served_workload,
+    stream_once,
+    workloads,
+)
 from lab.kit.servers import ServedApi
 
 USERS = 8
@@ -17,7 +23,7 @@ ANSWER_TOKENS = 16
 
 
 def main() -> None:
-    arguments = asked_models(__doc__)
+    arguments = model_arguments(__doc__)
     print("| model | PREFIX_REUSE | TTFT first user ms | others p50 ms | second turns p50 ms |")
     print("|---|---|---|---|---|")
     for workload in workloads(arguments.models):

@@ -45,15 +45,15 @@ READINGS = TypeAdapter(Sequence[Reading])
 
 
 def main() -> None:
-    given = parse()
+    arguments = parse()
     exit_on_sigterm()
     missed = False
     try:
-        for number in range(given.runs):
-            with server_of(given) as server, optimizer() as asked:
-                plan = plan_for(given, server, given.seed + number, given.check_seconds)
-                plan = replace(plan, rounds=given.rounds)
-                result, where = run_loop(server, plan, asked)
+        for number in range(arguments.runs):
+            with server_of(arguments) as server, optimizer() as optimizer_api:
+                plan = plan_for(arguments, server, arguments.seed + number, arguments.check_seconds)
+                plan = replace(plan, rounds=arguments.rounds)
+                result, where = run_loop(server, plan, optimizer_api)
             text = "\n".join(
                 [describe_machine("torch", "gunicorn", "numpy"), "", *result_lines(result)]
             )
@@ -89,34 +89,34 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="of a core: a row in which the host took more is measured again")  # fmt: skip
 
 
-def server_of(given: argparse.Namespace) -> AbstractContextManager[Checked]:
-    if given.url:
-        return running(given.url, given.model_name, given.places, given.tokenizer)
-    return llama() if given.model == "llama" else hearth(KINDS[given.model])
+def server_of(arguments: argparse.Namespace) -> AbstractContextManager[Checked]:
+    if arguments.url:
+        return running(arguments.url, arguments.model_name, arguments.places, arguments.tokenizer)
+    return llama() if arguments.model == "llama" else hearth(KINDS[arguments.model])
 
 
-def shape_of(given: argparse.Namespace, server: Checked) -> Shape:
-    kind = KINDS[given.model]
+def shape_of(arguments: argparse.Namespace, server: Checked) -> Shape:
+    kind = KINDS[arguments.model]
     return Shape(
         server.model,
-        given.input_tokens or kind.input_tokens,
-        given.output_tokens or kind.output_tokens,
+        arguments.input_tokens or kind.input_tokens,
+        arguments.output_tokens or kind.output_tokens,
     )
 
 
-def plan_for(given: argparse.Namespace, server: Checked, seed: int, check_s: float) -> LoopPlan:
+def plan_for(arguments: argparse.Namespace, server: Checked, seed: int, check_s: float) -> LoopPlan:
     return LoopPlan(
-        shape=shape_of(given, server),
+        shape=shape_of(arguments, server),
         places=server.places,
-        closed_s=given.closed_seconds,
+        closed_s=arguments.closed_seconds,
         check_s=check_s,
         seed=seed,
-        max_stolen_share=given.max_stolen,
+        max_stolen_share=arguments.max_stolen,
     )
 
 
 def run_loop(
-    server: Checked, plan: LoopPlan, asked: OptimizerApi, results: Path = RESULTS
+    server: Checked, plan: LoopPlan, optimizer_api: OptimizerApi, results: Path = RESULTS
 ) -> tuple[LoopResult, Path]:
     """Runs the loop against a server. Returns the result, and the folder with run, fit and report.
 
@@ -129,7 +129,7 @@ def run_loop(
     driver = Driver(runner, folder, Event(), print)
     measured = measure(server, measure_in_turn(plan), driver, origin)
     folder.finish()
-    result = prove(plan, measured, asked, server.cuts())
+    result = prove(plan, measured, optimizer_api, server.cuts())
     write_fit(folder.folder, result.fit, plan.shape.model, plan.accelerator)
     page = report_html(driver.run, result.level, result.fit)
     (folder.folder / "report.html").write_text(page, encoding="utf-8")

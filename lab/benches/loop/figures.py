@@ -165,8 +165,8 @@ def _row(figure: Compared, share: str, rate: str, by: str) -> str:
     bounds = ""
     if figure.bounds is not None:
         bounds = f" [{figure.bounds[0]:.4g}, {figure.bounds[1]:.4g}]"
-    said = f"{figure.predicted:.4g}{bounds}{by}"
+    predicted = f"{figure.predicted:.4g}{bounds}{by}"
     return (
-        f"| {figure.name} | {share} | {rate} | {said} | {figure.measured} | {figure.error:+.1%} "
-        f"| {figure.verdict} |"
+        f"| {figure.name} | {share} | {rate} | {predicted} | {figure.measured} "
+        f"| {figure.error:+.1%} | {figure.verdict} |"
     )

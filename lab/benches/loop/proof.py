@@ -22,10 +22,10 @@ from benchmarking.analysis.fit import Fit, fit_run
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval, mean_within_run, over_repeats
 from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
-from benchmarking.analysis.predict import MAX_SCV, OptimizerApi, Prediction
+from benchmarking.analysis.predict import OptimizerApi, Prediction
 from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.errors import Unfit
-from benchmarking.records import Run, Workload
+from benchmarking.records import MAX_SCV, Run, Workload
 from lab.benches.loop.figures import (
     MAX_HALF_WIDTH,
     MAX_ITL_ERROR,
@@ -75,18 +75,18 @@ OTHERWISE = 1.05  # factor on speed, up and down, to find the sensitivity to it
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Predictor:
     """An optimizer, and the performance data of queries, to which a curve is added."""
 
     optimizer: OptimizerApi
     perf: Mapping[str, Any]
 
-    def of_requests(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
+    def predict_requests(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
         """Returns the simulation's prediction for exactly the requests of a row."""
         shape = request_shape(part.measured)
         return replay(self._at(curve, shape), part, shape, curve.slowness)
 
-    def of_rate(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
+    def predict_rate(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
         """Returns the long-run prediction for a row's rate. Raises OptimizerUnusable."""
         answered = succeeded(part.measured)
         _, out_tokens = mean_tokens(answered)
@@ -116,7 +116,7 @@ class Fitted:
     fit: Fit
     by_loops: Moments
     moments: Moments
-    asked: Asked
+    predictor: Predictor
 
     def at_moments(self, points: Sequence[LoadPoint], moments: Moments | None = None) -> list[At]:
         """Returns the rows with their curves, whose speed error is that of a mean over the rows."""
@@ -136,11 +136,11 @@ def fitted(plan: LoopPlan, measured: Measured, optimizer: OptimizerApi, cuts: Cu
         "acc": plan.accelerator,
         "maxBatchSize": 2 * plan.places,
     }
-    asked = Asked(optimizer, perf)
+    predictor = Predictor(optimizer, perf)
 
     def moments(fit: Fitter) -> Moments | None:
         loops = [*closed, *rows.volleys()]
-        return fit_moments(asked.of_requests, fit, cuts.of, loops, plan.places)
+        return fit_moments(predictor.predict_requests, fit, cuts.of, loops, plan.places)
 
     by_loops = moments(lambda outside: fit_drifting(loops, outside))
     if by_loops is None:
@@ -156,7 +156,7 @@ def fitted(plan: LoopPlan, measured: Measured, optimizer: OptimizerApi, cuts: Cu
         speed=by_loops.curve,
     )
     perf = fit.perf_data(plan.shape.model, plan.accelerator)
-    return Fitted(fit, by_loops, by_steps or by_loops, Asked(optimizer, perf))
+    return Fitted(fit, by_loops, by_steps or by_loops, Predictor(optimizer, perf))
 
 
 def prove(
@@ -164,28 +164,28 @@ def prove(
 ) -> LoopResult:
     """Fits the rows and checks predictions. Raises Unfit and OptimizerUnusable."""
     found = fitted(plan, measured, optimizer, cuts)
-    rows, asked = measured.rows, found.asked
+    rows, predictor = measured.rows, found.predictor
     of_load = _by_share(plan, rows)
     of_moments = [(share, found.at_moments(parts)) for share, parts in of_load]
-    checks = [_check(asked.of_requests, *each) for each in of_moments]
+    checks = [_check(predictor.predict_requests, *each) for each in of_moments]
     of_loops = [
         (share, found.at_moments(parts, found.by_loops))
         for share, parts in (of_load if found.moments is not found.by_loops else [])
     ]
-    rates = [_capacity(asked, found.at_moments(rows.crowds(plan)))]
+    rates = [_capacity(predictor, found.at_moments(rows.crowds(plan)))]
     middle = found.at_moments([part for _, parts in of_load[1:3] for part in parts])
-    if (within := _within_level(asked, checks, middle)) is not None:
+    if (within := _within_level(predictor, checks, middle)) is not None:
         rates.append(within)
     return LoopResult(
         fit=found.fit,
         speeds=found.moments.speeds,
         checks=tuple(checks),
         ttft_per_speed=tuple(
-            fmean(_ttft_per_speed(asked.of_requests, *at) for at in moments)
+            fmean(_ttft_per_speed(predictor.predict_requests, *at) for at in moments)
             for _, moments in of_moments
         ),
-        by_rate=tuple(_check(asked.of_rate, *each) for each in of_moments),
-        by_loops=tuple(_check(asked.of_requests, *each) for each in of_loops),
+        by_rate=tuple(_check(predictor.predict_rate, *each) for each in of_moments),
+        by_loops=tuple(_check(predictor.predict_requests, *each) for each in of_loops),
         rates=tuple(rates),
         level=Slo(itl_ms=_level_ms(checks)),
         num_rows=len(rows.points),
@@ -203,7 +203,7 @@ def _by_share(plan: LoopPlan, rows: Rows) -> list[tuple[float, list[LoadPoint]]]
 
 
 def _check(ask: Ask, share: float, moments: Sequence[At]) -> Check:
-    said = [ask(*at) for at in moments]
+    predictions = [ask(*at) for at in moments]
     parts = [part for part, _ in moments]
     weights = [float(len(part.measured)) for part in parts]
     records = [record for part in parts for record in part.measured]
@@ -211,36 +211,37 @@ def _check(ask: Ask, share: float, moments: Sequence[At]) -> Check:
     width = MAX_HALF_WIDTH if share <= NARROW_UP_TO else None
 
     def compared(name: str, allowed: float, measured: Interval) -> Compared:
-        values = [getattr(one, f"{name.lower()}_ms") for one in said]
-        bounds = [getattr(one, f"{name.lower()}_bounds_ms") for one in said]
+        values = [getattr(each, f"{name.lower()}_ms") for each in predictions]
+        bounds = [getattr(each, f"{name.lower()}_bounds_ms") for each in predictions]
         low_high = None
         if None not in bounds:
             low, high = (fmean(side, weights) for side in zip(*bounds, strict=True))
             low_high = (low, high)
         return Compared(f"{name}, ms", fmean(values, weights), low_high, measured, allowed, width)
 
-    served = [_answered_per_s(one, part) for one, part in zip(said, parts, strict=True)]
+    served = [_answered_per_s(each, part) for each, part in zip(predictions, parts, strict=True)]
     answered = over_repeats([part.throughput_per_s for part in parts])
     return Check(
         share=share,
         rate_per_s=fmean([part.offered_per_s for part in parts], seconds),
-        methods=tuple(sorted({one.method or "lines" for one in said})),
+        methods=tuple(sorted({each.method or "lines" for each in predictions})),
         ttft=compared("TTFT", MAX_TTFT_ERROR, mean_within_run(TTFT.values(records))),
         itl=compared("ITL", MAX_ITL_ERROR, mean_within_run(ITL.values(records))),
         answered=Compared("answered, requests/s", fmean(served), None, answered, MAX_RATE_ERROR),
     )
 
 
-def _answered_per_s(said: Prediction, part: LoadPoint) -> float:
+def _answered_per_s(prediction: Prediction, part: LoadPoint) -> float:
     """Returns the requests of a row that would end per second while its load was held, counted like
     `throughput_per_s`, if each took the predicted mean time."""
     ended = sum(
         part.from_s
-        <= record.scheduled_s + (said.ttft_ms + said.itl_ms * (output_tokens(record) - 1)) / 1000
+        <= record.scheduled_s
+        + (prediction.ttft_ms + prediction.itl_ms * (output_tokens(record) - 1)) / 1000
         < part.to_s
         for record in succeeded(part.all_records)
     )
-    return min(ended / (part.to_s - part.from_s), said.max_rate_per_s)
+    return min(ended / (part.to_s - part.from_s), prediction.max_rate_per_s)
 
 
 def _ttft_per_speed(ask: Ask, part: LoadPoint, curve: ServiceCurve) -> float:
@@ -252,20 +253,22 @@ def _ttft_per_speed(ask: Ask, part: LoadPoint, curve: ServiceCurve) -> float:
     return math.log(slow / fast) / (2 * math.log(OTHERWISE))
 
 
-def _capacity(asked: Asked, crowds: Sequence[At]) -> Compared:
-    predicted = [asked.max_rate_per_s(point, curve, Slo()) or 0.0 for point, curve in crowds]
+def _capacity(predictor: Predictor, crowds: Sequence[At]) -> Compared:
+    predicted = [predictor.max_rate_per_s(point, curve, Slo()) or 0.0 for point, curve in crowds]
     loops = closed_loops([point for point, _ in crowds], None)
     measured = over_repeats([rate_per_s(loop) for loop in loops])
     return Compared("capacity, requests/s", fmean(predicted), None, measured, MAX_RATE_ERROR)
 
 
-def _within_level(asked: Asked, checks: Sequence[Check], middle: Sequence[At]) -> Compared | None:
+def _within_level(
+    predictor: Predictor, checks: Sequence[Check], middle: Sequence[At]
+) -> Compared | None:
     """Compares the highest rate that keeps the mean ITL at the level of the `middle` checks."""
     level_ms = _level_ms(checks)
     points = [(check.rate_per_s, check.itl.measured.value) for check in checks]
     crossed_per_s = crossing_per_s(points, level_ms)
     slo = Slo(itl_ms=level_ms)
-    rates = [rate for at in middle if (rate := asked.max_rate_per_s(*at, slo)) is not None]
+    rates = [rate for at in middle if (rate := predictor.max_rate_per_s(*at, slo)) is not None]
     if crossed_per_s is None or not rates:
         return None
     measured = Interval(crossed_per_s, -np.inf, np.inf)

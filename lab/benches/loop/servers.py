@@ -51,9 +51,11 @@ class Checked:
 
     def cuts(self) -> Cuts:
         """Returns how it cuts prompts, by its report or `chunk_tokens`. Raises InvalidResults."""
-        said = self.speed()
+        speed = self.speed()
         return (
-            Cuts(self.chunk_tokens) if said is None else Cuts(said.chunk_tokens, said.budget_tokens)
+            Cuts(self.chunk_tokens)
+            if speed is None
+            else Cuts(speed.chunk_tokens, speed.budget_tokens)
         )
 
     def speed(self) -> Speed | None:

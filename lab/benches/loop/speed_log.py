@@ -34,12 +34,12 @@ def speed_log(ask: Callable[[], Speed | None], origin: Origin) -> Iterator[list[
 
     def read() -> bool:
         try:
-            said = ask()
+            speed = ask()
         except InvalidResults:
             return True  # the next question may be answered
-        if said is not None:
-            readings.append(Reading(time.monotonic() - origin.monotonic_s, said))
-        return said is not None
+        if speed is not None:
+            readings.append(Reading(time.monotonic() - origin.monotonic_s, speed))
+        return speed is not None
 
     def run() -> None:
         while read() and not ends.wait(PERIOD_S):

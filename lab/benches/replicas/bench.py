@@ -250,8 +250,8 @@ def table(turns: Mapping[int, Sequence[Turn]], of_linear: Mapping[int, Interval]
 
 
 def verdict(of_linear: Mapping[int, Interval]) -> str:
-    said = ", ".join(f"{count} replicas {each} of linear" for count, each in of_linear.items())
-    return f"{'ok  ' if is_kept(of_linear) else 'MISS'} {said} (at least {LEAST_OF_LINEAR:g})"
+    shares = ", ".join(f"{count} replicas {each} of linear" for count, each in of_linear.items())
+    return f"{'ok  ' if is_kept(of_linear) else 'MISS'} {shares} (at least {LEAST_OF_LINEAR:g})"
 
 
 def is_kept(of_linear: Mapping[int, Interval]) -> bool:

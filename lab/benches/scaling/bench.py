@@ -226,9 +226,9 @@ def optimizer() -> Iterator[str]:
 
 
 def _post(url: str, document: dict[str, Any]) -> dict[str, Any]:
-    said = ask(f"{url}/optimizeOne", FetchBounds(5.0, 120.0, 2**26), "POST", document)
-    assert said.status == OK, said.text
-    answer: dict[str, Any] = said.json()
+    response = ask(f"{url}/optimizeOne", FetchBounds(5.0, 120.0, 2**26), "POST", document)
+    assert response.status == OK, response.text
+    answer: dict[str, Any] = response.json()
     return answer
 
 

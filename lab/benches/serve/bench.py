@@ -100,7 +100,7 @@ def main() -> None:
     report(results)
 
 
-def asked_models(description: str | None) -> argparse.Namespace:
+def model_arguments(description: str | None) -> argparse.Namespace:
     """Parses `models` and `quantization` for a bench of large models, and prints the machine."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--models", nargs="+", default=["110m", "1.1b"])

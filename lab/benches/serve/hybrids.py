@@ -39,20 +39,20 @@ def main() -> None:
         help="users or kind",
     )
     parser.add_argument("--times", type=int, default=3, help="alternations")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     exit_on_sigterm()
     print(f"{describe_machine('gunicorn')}\n")
     left_out: dict[str, str] = {}
-    recipes = list(installed(given.peers, left_out))
+    recipes = list(installed(arguments.peers, left_out))
     lines = []
-    for name in given.models:
+    for name in arguments.models:
         file = hybrid_file(name)
-        for loads in contests(given.loads):
+        for loads in contests(arguments.loads):
             with TemporaryDirectory() as logs, ExitStack() as stack:
                 starts = _contestants(file, loads, recipes, Path(logs))
                 contest = Contest(stack, starts, left_out)
                 for load in loads:
-                    measured = contest.measure(load, given.times)
+                    measured = contest.measure(load, arguments.times)
                     lines += report.rows(report.Cell(name, TYPE, load.name), measured)
                     print(lines[-1], flush=True)
     print("\n".join(["", report.HEAD, *lines]))

@@ -121,29 +121,29 @@ def main() -> None:
     parser.add_argument(
         "--llama", nargs="*", choices=SHARES, default=list(SHARES), help="memory of llama.cpp"
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     exit_on_sigterm()
-    model = given.model or fetch_smollm2()
-    turns = given.turns + 1  # one after a restart
-    asked = Sizes(given.system_tokens, given.result_tokens, given.answer_tokens, turns)
-    sizes = asked.within(load_config(model).max_positions)
-    print(f"{describe_machine('gunicorn')}\n\n{model.name}, {given.agents} agents, {sizes}\n")
+    model = arguments.model or fetch_smollm2()
+    turns = arguments.turns + 1  # one after a restart
+    wanted = Sizes(arguments.system_tokens, arguments.result_tokens, arguments.answer_tokens, turns)
+    sizes = wanted.within(load_config(model).max_positions)
+    print(f"{describe_machine('gunicorn')}\n\n{model.name}, {arguments.agents} agents, {sizes}\n")
     with TemporaryDirectory() as logs, ExitStack() as stack:
-        tokens = given.agents * sizes.context
-        ports = _hearth(stack, model, given.agents, tokens, Path(logs))
-        start = _with_disk(model, given.agents, tokens, Path(logs))
+        tokens = arguments.agents * sizes.context
+        ports = _hearth(stack, model, arguments.agents, tokens, Path(logs))
+        start = _with_disk(model, arguments.agents, tokens, Path(logs))
         with_disk = stack.enter_context(start())
         ports[f"hearth, {DISK}"] = with_disk.port
-        ports |= _llama(stack, model, given.agents, tokens, given.llama)
+        ports |= _llama(stack, model, arguments.agents, tokens, arguments.llama)
         servers = []
         for name, port in ports.items():
-            agents = [Agent(f"{number}", sizes) for number in range(given.agents)]
+            agents = [Agent(f"{number}", sizes) for number in range(arguments.agents)]
             servers.append(Server(name, port, agents, Agent("alone", sizes)))
-        play(servers, given.turns)
+        play(servers, arguments.turns)
         with_disk.process.terminate()
         with_disk.process.wait(TIMEOUT_S)
         servers[len(SHARES)].go_on(stack.enter_context(start()).port)
-    print(f"{turns_table(servers, given.turns)}\n\n{servers_table(servers)}")
+    print(f"{turns_table(servers, arguments.turns)}\n\n{servers_table(servers)}")
 
 
 def play(servers: Sequence[Server], turns: int) -> None:

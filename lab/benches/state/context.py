@@ -86,22 +86,22 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=recipes, default=list(recipes))
     parser.add_argument("--users", type=int, default=64, help="at once; 0: none")
     parser.add_argument("--room", type=int, default=16, help="users that little memory is for")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     exit_on_sigterm()
     print(f"{describe_machine('gunicorn')}\n")
-    peers = list(installed(given.peers, left_out={}))
-    models = {name: _model(name) for name in given.models}
+    peers = list(installed(arguments.peers, left_out={}))
+    models = {name: _model(name) for name in arguments.models}
     for name, model in models.items():
-        longest = min(given.longest, load_config(model).max_positions)
+        longest = min(arguments.longest, load_config(model).max_positions)
         measured: list[Figures] = []
-        for context in doubling(given.shortest, longest):
-            slow = too_slow(measured, given.patience)
-            measured += measure(model, context, given.times, peers, slow)
+        for context in doubling(arguments.shortest, longest):
+            slow = too_slow(measured, arguments.patience)
+            measured += measure(model, context, arguments.times, peers, slow)
             print(f"\n{name}, up to {context}\n\n{table(measured)}\n", flush=True)
-    if given.users:
+    if arguments.users:
         name, model = next(iter(models.items()))
-        print(f"{name}, {given.users} users, {CROWD_TOKENS} tokens in and as many out\n")
-        print(crowd_table(model, given.users, given.room))
+        print(f"{name}, {arguments.users} users, {CROWD_TOKENS} tokens in and as many out\n")
+        print(crowd_table(model, arguments.users, arguments.room))
 
 
 def doubling(shortest: int, longest: int) -> list[int]:
@@ -172,13 +172,13 @@ def _crowd(model: Path, load: Load, room: int) -> tuple[float, list[Stream], int
     context = load.prompt_tokens + load.max_tokens
     size = {"USER_ROWS": load.users, "MAX_SEQ_LEN": context, **cache_for(model, room * context)}
     workload = Workload(model.name, model, load.max_tokens, load.rounds)
-    asked = [Request(tuple(prompt), load.max_tokens) for [prompt] in load.prompts(seed=0)]
+    requests = [Request(tuple(prompt), load.max_tokens) for [prompt] in load.prompts(seed=0)]
     with (
         served_workload(workload, QUANTIZATION, **size, **NO_DRAFTS) as api,
         ThreadPoolExecutor(load.users) as pool,
     ):
         began_s = perf_counter()
-        streams = list(pool.map(partial(complete, api.port), asked))
+        streams = list(pool.map(partial(complete, api.port), requests))
         seconds = perf_counter() - began_s
         return seconds, streams, num_preemptions(fetch(f"{api.url}/metrics", PROBE).decode())
 

@@ -33,7 +33,7 @@ from benchmarking.rows.driver import Driver, new_run_folder
 from benchmarking.rows.row_runner import Origin, RowRunner
 from lab.benches.loop.bench import add_server_options, measure, plan_for, server_of
 from lab.benches.loop.plan import LoopPlan, measure_in_turn
-from lab.benches.loop.proof import Asked, fitted
+from lab.benches.loop.proof import Predictor, fitted
 from lab.benches.loop.servers import Checked, optimizer
 from lab.kit.moments import SpeedOfMoments
 from lab.kit.servers import ROOT, exit_on_sigterm
@@ -101,19 +101,19 @@ def rounds_of(loads: Sequence[Workload]) -> list[Sequence[Workload]]:
     return [loads[start : start + IN_A_ROUND] for start in range(0, len(loads), IN_A_ROUND)]
 
 
-def simulated(asked: Asked, point: LoadPoint, curve: ServiceCurve) -> Simulated:
+def simulated(predictor: Predictor, point: LoadPoint, curve: ServiceCurve) -> Simulated:
     """Simulates a load. Raises OptimizerUnusable."""
-    said = asked.of_requests(point, curve)
+    prediction = predictor.predict_requests(point, curve)
     answered = succeeded(point.measured)
     gaps = [output_tokens(record) - 1 for record in answered]
     decode_s = [record.chunk_s[-1] - record.chunk_s[0] for record in answered]
-    ttft_low, ttft_high = said.ttft_bounds_ms or (math.nan, math.nan)
-    itl_low, itl_high = said.itl_bounds_ms or (math.nan, math.nan)
+    ttft_low, ttft_high = prediction.ttft_bounds_ms or (math.nan, math.nan)
+    itl_low, itl_high = prediction.itl_bounds_ms or (math.nan, math.nan)
     return Simulated(
         load=point.load,
-        method=said.method or "lines",
-        ttft_ms=(ttft_low, said.ttft_ms, ttft_high),
-        itl_ms=(itl_low, said.itl_ms, itl_high),
+        method=prediction.method or "lines",
+        ttft_ms=(ttft_low, prediction.ttft_ms, ttft_high),
+        itl_ms=(itl_low, prediction.itl_ms, itl_high),
         measured_ttft_ms=float(np.mean(TTFT.values(point.measured))),
         measured_itl_ms=1000 * sum(decode_s) / sum(gaps),
     )
@@ -126,12 +126,12 @@ def main() -> None:
     parser.add_argument("--load-seconds", type=float, default=8.0, help="of each load")
     parser.add_argument("--closed-seconds", type=float, default=1.5, help="of each closed loop")
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     exit_on_sigterm()
     try:
-        with server_of(given) as server, optimizer() as asked:
-            plan = plan_for(given, server, given.seed, given.load_seconds)
-            found, speeds, where = run_truth(server, plan, given.loads, asked)
+        with server_of(arguments) as server, optimizer() as optimizer_api:
+            plan = plan_for(arguments, server, arguments.seed, arguments.load_seconds)
+            found, speeds, where = run_truth(server, plan, arguments.loads, optimizer_api)
     except BenchmarkError as error:
         print(f"bench-truth: {error}", file=sys.stderr)
         sys.exit(UNUSABLE)
@@ -142,7 +142,11 @@ def main() -> None:
 
 
 def run_truth(
-    server: Checked, plan: LoopPlan, num_loads: int, asked: OptimizerApi, results: Path = RESULTS
+    server: Checked,
+    plan: LoopPlan,
+    num_loads: int,
+    optimizer_api: OptimizerApi,
+    results: Path = RESULTS,
 ) -> tuple[list[Simulated], SpeedOfMoments, Path]:
     """Returns all loads simulated and measured, the machine's speeds, and the run's folder."""
     options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)
@@ -156,9 +160,9 @@ def run_truth(
 
     measured = measure(server, measure_in_turn(plan, loads), driver, origin)
     folder.finish()
-    known = fitted(plan, measured, asked, server.cuts())
+    known = fitted(plan, measured, optimizer_api, server.cuts())
     points = [measured.rows.points[row] for row in measured.rows.checked]
-    found = [simulated(known.asked, *known.at_moments([point])[0]) for point in points]
+    found = [simulated(known.predictor, *known.at_moments([point])[0]) for point in points]
     return found, known.moments.speeds, folder.folder
 
 

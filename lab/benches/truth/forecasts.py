@@ -46,7 +46,7 @@ Scores = Mapping[tuple[str, str], Score]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Member):
+class BusyMember(Member):
     """A server with one replica that always gets requests, at rates that rise and fall."""
 
     least_replicas: int = 1
@@ -58,11 +58,11 @@ class Asked(Member):
         return self.peak_per_s * MOST / LOAD * (0.5 + 0.25 * slow + 0.15 * fast)
 
 
-def servers() -> list[Asked]:
+def servers() -> list[BusyMember]:
     smollm2 = {"model": str(fetch_smollm2()), "settings": {"MODEL_NAME": "smollm2"}}
     return [
-        Asked("tiny", "hearth-tiny", {"settings": {"MODEL_NAME": "tiny"}}, 0.3, 0.0, 1.0),
-        Asked("smollm2", "SmolLM2", smollm2, 0.8, 0.0, 1.0, tokenizer=SERVER),
+        BusyMember("tiny", "hearth-tiny", {"settings": {"MODEL_NAME": "tiny"}}, 0.3, 0.0, 1.0),
+        BusyMember("smollm2", "SmolLM2", smollm2, 0.8, 0.0, 1.0, tokenizer=SERVER),
     ]
 
 
@@ -113,18 +113,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=5.0)
     parser.add_argument("--period", type=float, default=10.0, help="seconds")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     exit_on_sigterm()
     folder = Path(tempfile.mkdtemp(prefix="hearth-forecasts-"))
     print(f"Logs are in {folder}.", file=sys.stderr, flush=True)
-    tell = partial(print, file=sys.stderr, flush=True)
+    report = partial(print, file=sys.stderr, flush=True)
     try:
-        asked = [with_speed(each, folder / "measured") for each in servers()]
-        play(asked, folder, 3600 * given.hours, tell, given.period)
+        members = [with_speed(each, folder / "measured") for each in servers()]
+        play(members, folder, 3600 * arguments.hours, report, arguments.period)
     except DemoFailed as error:
         sys.exit(f"The bench cannot go on: {error}")
     found = scores_in(folder / "cluster.jsonl")
-    print(f"{given.hours:g} hours in periods of {given.period:g} s:\n")
+    print(f"{arguments.hours:g} hours in periods of {arguments.period:g} s:\n")
     print("\n".join(lines(found)))
     return 0 if is_kept(found) else 1

@@ -135,18 +135,19 @@ def _compared(system: Loaded, requests: int, seed: int) -> Compared:
     server = Server(one.curve, one.max_batch, one.max_queue)
     shape = one.shape
     traffic = Traffic(system.rate_per_ms, shape.in_tokens, shape.out_tokens, out_scv=one.out_scv)
-    seen = estimate(server, traffic, requests, seed)
-    said = one.solve(seen.offered_per_ms)  # chance changes the rate, which changes latencies much
+    simulated = estimate(server, traffic, requests, seed)
+    # Chance changes the rate, which changes latencies much.
+    solved = one.solve(simulated.offered_per_ms)
     return Compared(
         system,
-        _error(said.ttft_ms, seen.ttft),
-        _error(said.itl_ms, seen.itl),
-        _error(said.throughput_per_ms, seen.throughput_per_ms),
+        _error(solved.ttft_ms, simulated.ttft),
+        _error(solved.itl_ms, simulated.itl),
+        _error(solved.throughput_per_ms, simulated.throughput_per_ms),
     )
 
 
-def _error(said: float, seen: Mean) -> Error:
-    return Error(said / seen.value - 1, seen.half_width / seen.value)
+def _error(predicted: float, simulated: Mean) -> Error:
+    return Error(predicted / simulated.value - 1, simulated.half_width / simulated.value)
 
 
 def main() -> None:
@@ -154,16 +155,16 @@ def main() -> None:
     parser.add_argument("--systems", type=int, default=200)
     parser.add_argument("--requests", type=int, default=60_000, help="of each simulation")
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     within: list[Compared] = []
     outside: list[Compared] = []
-    for number, system in enumerate(random_systems(given.seed)):
+    for number, system in enumerate(random_systems(arguments.seed)):
         holds = not system.replica.doubts(system.rate_per_ms)
-        chosen, wanted = (within, given.systems) if holds else (outside, given.systems // 2)
+        chosen, wanted = (within, arguments.systems) if holds else (outside, arguments.systems // 2)
         if len(chosen) < wanted:
             times = MOST if holds else 1
-            chosen.append(compare(system, given.requests, given.seed + number, times))
-        if len(within) == given.systems and len(outside) == given.systems // 2:
+            chosen.append(compare(system, arguments.requests, arguments.seed + number, times))
+        if len(within) == arguments.systems and len(outside) == arguments.systems // 2:
             break
     print("\n".join(table(within, outside)))
     sys.exit(any(one.is_beyond for one in within))

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"The load is {story.rate_per_s:.1f} requests a second.", flush=True)
         with local_place(folder) if is_local else ray_place() as place:
             print(HEAD, flush=True)
-            run = play(story, place, Options(folder, options.kill_node), _tell)
+            run = play(story, place, Options(folder, options.kill_node), _print_row)
     except DemoFailed as error:
         sys.exit(f"The demo cannot go on: {error}")
     except KeyboardInterrupt:
@@ -91,7 +91,7 @@ def _story(options: argparse.Namespace) -> Story:
     return replace(story, **{name: value for name, value in given.items() if value is not None})
 
 
-def _tell(row: Row) -> None:
+def _print_row(row: Row) -> None:
     print(line_of(row), flush=True)
 
 

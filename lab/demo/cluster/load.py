@@ -21,7 +21,7 @@ DATA, DONE = b"data: ", b"data: [DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Outcome:
     """A request as its client saw it, in seconds since the load began. `fault` is empty if the
     answer was complete: with all its tokens and a proper end."""
 
@@ -49,18 +49,18 @@ class Request:
 
     def body(self, number: int) -> bytes:
         prompt = f"Request {number} of the demo. ".ljust(self.out_tokens, ".")
-        asked = {
+        body = {
             "model": self.model,
             "prompt": prompt[: self.out_tokens],
             "max_tokens": self.out_tokens,
             "ignore_eos": True,
             "stream": True,
         }
-        return json.dumps(asked).encode()
+        return json.dumps(body).encode()
 
 
 class Load:
-    """A running load. Its owner calls `end`. Any thread may read `asked`, which only grows."""
+    """A running load. Its owner calls `end`. Any thread may read `outcomes`, which only grows."""
 
     def __init__(
         self, request: Request, rate_at: Callable[[float], float], most_per_s: float, seed: int
@@ -68,7 +68,7 @@ class Load:
         """`rate_at` gives the requests per second at a time, never more than `most_per_s`."""
         self._request, self._rng = request, Random(seed)
         self._rate_at, self._most_per_s = rate_at, most_per_s
-        self.asked: list[Asked] = []
+        self.outcomes: list[Outcome] = []
         self.num_sent = 0
         self._start_s = time.monotonic()
         self._must_end = threading.Event()
@@ -116,7 +116,9 @@ class Load:
             fault = repr(error)
         finally:
             client.close()
-        self.asked.append(_asked(began_s, self.now_s, times_s, fault, self._request.out_tokens))
+        self.outcomes.append(
+            _outcome(began_s, self.now_s, times_s, fault, self._request.out_tokens)
+        )
 
     def _read(self, response: http.client.HTTPResponse) -> tuple[list[float], str]:
         """Returns the arrival times of the events, and the fault of the stream; empty if none."""
@@ -136,8 +138,10 @@ class Load:
         return times_s, "the stream ended without an end"
 
 
-def _asked(began_s: float, ended_s: float, times_s: list[float], fault: str, tokens: int) -> Asked:
+def _outcome(
+    began_s: float, ended_s: float, times_s: list[float], fault: str, tokens: int
+) -> Outcome:
     if fault or not times_s:
-        return Asked(began_s, ended_s, fault=fault or "an answer without text")
+        return Outcome(began_s, ended_s, fault=fault or "an answer without text")
     itl_ms = 1000 * (times_s[-1] - times_s[0]) / max(tokens - 1, 1)
-    return Asked(began_s, ended_s, 1000 * (times_s[0] - began_s), itl_ms)
+    return Outcome(began_s, ended_s, 1000 * (times_s[0] - began_s), itl_ms)

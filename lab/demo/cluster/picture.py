@@ -25,14 +25,14 @@ def draw(run: Run, path: Path) -> None:
     _draw_replicas(replicas, run)
     _draw_latency(
         ttft,
-        [(each.began_s, each.ttft_ms) for each in run.asked],
+        [(each.began_s, each.ttft_ms) for each in run.outcomes],
         [(row.at_s, row.predicted_ttft_ms) for row in run.rows],
         run.story.slo_ttft_ms,
     )
     ttft.set(ylabel="time to first token, ms")
     _draw_latency(
         itl,
-        [(each.began_s, each.itl_ms) for each in run.asked],
+        [(each.began_s, each.itl_ms) for each in run.outcomes],
         [(row.at_s, row.predicted_itl_ms) for row in run.rows],
         run.story.slo_itl_ms,
     )
@@ -56,8 +56,8 @@ def _draw_replicas(axes: Axes, run: Run) -> None:
     axes.legend(loc="upper left")
 
 
-def _draw_latency(axes: Axes, asked: _Points, predicted: _Points, level_ms: float) -> None:
-    at_s, measured_ms = _known(asked)
+def _draw_latency(axes: Axes, measured: _Points, predicted: _Points, level_ms: float) -> None:
+    at_s, measured_ms = _known(measured)
     # Thousands of points are drawn as an image, or the SVG would be ten times as large.
     axes.plot(
         at_s, measured_ms, ".", color=BLUE, markersize=3, label="each request", rasterized=True

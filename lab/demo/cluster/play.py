@@ -31,7 +31,7 @@ class Options:
     kills: bool = False
 
 
-def play(story: Story, place: Place, options: Options, tell: Callable[[Row], None]) -> Run:
+def play(story: Story, place: Place, options: Options, report: Callable[[Row], None]) -> Run:
     """Plays the story, and tells each row. Raises DemoFailed."""
     with (
         running_services(
@@ -47,15 +47,15 @@ def play(story: Story, place: Place, options: Options, tell: Callable[[Row], Non
         try:
             watch = Watch(controller_url, load, story, hold)
             if options.kills and place.nodes is not None:
-                watch.until(story.rise_s + KILL_AT * (story.fall_s - story.rise_s), tell)
+                watch.until(story.rise_s + KILL_AT * (story.fall_s - story.rise_s), report)
                 node, dead = node_with_replica(place.nodes, ready_urls(state_of(controller_url)))
                 killed_s = load.now_s
                 place.nodes.kill(node)
-            watch.until(story.end_s, tell)
+            watch.until(story.end_s, report)
         finally:
             load.end()
     strays = _strays(options.folder / "audit.jsonl", dead)
-    return Run(story, tuple(load.asked), watch.looks, watch.rows, killed_s, strays)
+    return Run(story, tuple(load.outcomes), watch.looks, watch.rows, killed_s, strays)
 
 
 def wait_for_service(addresses: Addresses) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from lab.demo.cluster.load import Asked
+from lab.demo.cluster.load import Outcome
 from lab.demo.cluster.story import Story
 from lab.demo.cluster.watch import Look, Row, attainment
 
@@ -21,7 +21,7 @@ class Run:
     """`killed_s` is when a node was killed; `strays` counts failed requests on other nodes."""
 
     story: Story
-    asked: Sequence[Asked]
+    outcomes: Sequence[Outcome]
     looks: Sequence[Look]
     rows: Sequence[Row]
     killed_s: float | None = None
@@ -41,8 +41,8 @@ def verdict(run: Run) -> list[Finding]:
     return found if run.killed_s is None else [*found, _whole_again(run)]
 
 
-def failed(run: Run) -> list[Asked]:
-    return [each for each in run.asked if each.fault]
+def failed(run: Run) -> list[Outcome]:
+    return [each for each in run.outcomes if each.fault]
 
 
 def periods_to_follow(run: Run) -> float | None:
@@ -117,9 +117,9 @@ def _followed_slow(run: Run) -> Finding:
 
 
 def _attained(run: Run) -> Finding:
-    part, story = attainment(run.asked, run.story) or 0.0, run.story
+    part, story = attainment(run.outcomes, run.story) or 0.0, run.story
     text = (
-        f"{part:.1%} of {len(run.asked)} requests within {story.slo_ttft_ms:g} ms to the first "
+        f"{part:.1%} of {len(run.outcomes)} requests within {story.slo_ttft_ms:g} ms to the first "
         f"token and {story.slo_itl_ms:g} ms between tokens (at least {LEAST_ATTAINED:.0%})"
     )
     return Finding(text, part >= LEAST_ATTAINED)

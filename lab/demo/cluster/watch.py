@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.fetch import PROBE, fetch
-from lab.demo.cluster.load import Asked, Load
+from lab.demo.cluster.load import Load, Outcome
 from lab.demo.cluster.story import SERVER, Story
 
 LOOK_S = 0.25
@@ -59,13 +59,13 @@ class Watch:
         self.looks: list[Look] = []
         self.rows: list[Row] = []
 
-    def until(self, end_s: float, tell: Callable[[Row], None]) -> None:
+    def until(self, end_s: float, report: Callable[[Row], None]) -> None:
         """Watch until a moment of the load."""
         while self._load.now_s < end_s:
-            self._look(tell)
+            self._look(report)
             time.sleep(LOOK_S)
 
-    def _look(self, tell: Callable[[Row], None]) -> None:
+    def _look(self, report: Callable[[Row], None]) -> None:
         state = state_of(self._url)
         server = state["servers"][SERVER]
         at_s = self._load.now_s
@@ -78,12 +78,12 @@ class Watch:
         is_first, self._cycle = not self._cycle, cycle["cycle"]
         if not is_first:
             self.rows.append(self._row(cycle))
-            tell(self.rows[-1])
+            report(self.rows[-1])
         self._before_s = at_s
 
     def _row(self, cycle: Json) -> Row:
         look, seen = self.looks[-1], cycle["servers"][SERVER]
-        ended = [each for each in list(self._load.asked) if self._before_s < each.ended_s]
+        ended = [each for each in list(self._load.outcomes) if self._before_s < each.ended_s]
         return Row(
             look.at_s,
             self._story.rate_at(look.at_s - self._story.period_s / 2),
@@ -109,11 +109,11 @@ def ready_urls(state: Json) -> set[str]:
     return {each["url"] for each in state["replicas"] if each["state"] == "ready"}
 
 
-def attainment(asked: Sequence[Asked], story: Story) -> float | None:
+def attainment(outcomes: Sequence[Outcome], story: Story) -> float | None:
     """Returns the share of requests that met both levels, as no lost one did; None without any."""
-    if not asked:
+    if not outcomes:
         return None
-    return sum(each.meets(story.slo_ttft_ms, story.slo_itl_ms) for each in asked) / len(asked)
+    return sum(each.meets(story.slo_ttft_ms, story.slo_itl_ms) for each in outcomes) / len(outcomes)
 
 
 def _why(seen: Json) -> str:

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--day", type=float, default=900.0, help="seconds")
     parser.add_argument("--picture", type=Path, help="draw a chart of the run into this SVG")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING)
     exit_on_sigterm()
     folder = Path(tempfile.mkdtemp(prefix="hearth-demo-"))
@@ -41,19 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for each in members(folder):
             fleet.append(with_speed(each, folder / "measured"))
             print(f"{each.title}: at most {fleet[-1].peak_per_s:.1f} requests/s", flush=True)
-        day = play(fleet, folder, given.day, lambda line: print(line, flush=True))
+        day = play(fleet, folder, options.day, lambda line: print(line, flush=True))
     except DemoFailed as error:
         sys.exit(f"The demo cannot go on: {error}")
     finally:
         shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
     findings = verdict(day)
     print(f"\n{verdict_text(findings)}")
-    lost = [each for asked in day.asked.values() for each in asked if each.fault]
+    lost = [each for outcomes in day.outcomes.values() for each in outcomes if each.fault]
     for one in lost[:FAULTS_SHOWN]:
         print(f"     a request of {one.began_s:.1f} s: {one.fault}")
-    if given.picture is not None:
-        draw(day, given.picture)
-        print(f"The picture is {given.picture}.")
+    if options.picture is not None:
+        draw(day, options.picture)
+        print(f"The picture is {options.picture}.")
     return 0 if all(each.is_kept for each in findings) else 1
 
 

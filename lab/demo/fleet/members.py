@@ -46,7 +46,7 @@ class Member:
         return self.peak_per_s * math.exp(-(from_noon**2) / 2) if 0 < part < 1 else 0.0
 
 
-def members(folder: Path, tell: Any = print) -> Sequence[Member]:
+def members(folder: Path, report: Any = print) -> Sequence[Member]:
     """Returns a server for each engine that is or can be installed, all with the embedded model."""
     found = [
         Member("chat", "Hearth", {"settings": {"MODEL_NAME": "chat"}}, 0.1, 0.0, 0.7),
@@ -79,9 +79,9 @@ def members(folder: Path, tell: Any = print) -> Sequence[Member]:
         (VLLM, Member("mail", "vLLM", vllm, 0.7, 0.2, 1.0)),
     ):
         try:
-            tell(f"{member.title} {install(recipe)}")
+            report(f"{member.title} {install(recipe)}")
         except NotInstalled as error:
-            tell(f"{member.title} is left out: {error}")
+            report(f"{member.title} is left out: {error}")
         else:
             found.append(member)
     make_gguf(EMBEDDED_MODEL, file, "Q8_0")

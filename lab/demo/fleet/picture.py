@@ -19,7 +19,7 @@ def draw(day: Day, path: Path) -> None:
         line = {"color": colour, "label": member.title}
         load.plot(at_s, [member.rate_at(at, day.day_s) for at in at_s], **line)
         replicas.step(at_s, [each.ready[member.name] for each in day.looks], where="post", **line)
-        seen = [(each.began_s, each.ttft_ms) for each in day.asked[member.name] if each.ttft_ms]
+        seen = [(each.began_s, each.ttft_ms) for each in day.outcomes[member.name] if each.ttft_ms]
         ttft.plot(*zip(*seen, strict=True), ".", markersize=3, rasterized=True, **line)
     total = [sum(each.ready.values()) for each in day.looks]
     replicas.step(at_s, total, where="post", color=GREY, linestyle=":", label="all")

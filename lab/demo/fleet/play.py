@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from cluster.actuators.local import LocalMachine
-from lab.demo.cluster.load import Asked, Load, Request
+from lab.demo.cluster.load import Load, Outcome, Request
 from lab.demo.cluster.processes import running_services
 from lab.demo.cluster.watch import state_of
 from lab.demo.fleet.files import write_fleet
 from lab.demo.fleet.members import OUT_TOKENS, Member
 from lab.kit.shares import HeldReplicas, choose_limiter
 
-LOOK_S, TELL_S = 0.25, 15.0
+LOOK_S, REPORT_S = 0.25, 15.0
 PERIOD_S = 5.0  # the controller's
 START_SHARE = 0.8  # cores; vLLM's start takes half a minute of a whole core
 QUEUE_TIMEOUT_S = 90  # in the proxy, so that requests wait for a start
@@ -33,11 +33,11 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A run of the day. `asked` has the requests by server."""
+    """A run of the day. `outcomes` has the requests by server."""
 
     day_s: float
     members: Sequence[Member]
-    asked: Mapping[str, Sequence[Asked]]
+    outcomes: Mapping[str, Sequence[Outcome]]
     looks: Sequence[Look]
 
 
@@ -45,7 +45,7 @@ def play(
     members: Sequence[Member],
     folder: Path,
     day_s: float,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     period_s: float = PERIOD_S,
 ) -> Day:
     """Plays the day. Raises DemoFailed."""
@@ -65,18 +65,20 @@ def play(
             loads[each.name] = Load(request, rate_at, each.peak_per_s, seed)
             stack.callback(loads[each.name].end)
         looks: list[Look] = []
-        told_s = 0.0
+        reported_s = 0.0
         while (at_s := time.monotonic() - begun_s) < day_s:
             state = state_of(addresses.url(addresses.controller))
             _hold(held, members, state)
             looks.append(_look(at_s, members, state))
-            if at_s >= told_s:
-                told_s += TELL_S
-                tell(_line(looks[-1], members, loads, day_s))
+            if at_s >= reported_s:
+                reported_s += REPORT_S
+                report(_line(looks[-1], members, loads, day_s))
             time.sleep(LOOK_S)
         for load in loads.values():
             load.end()
-        return Day(day_s, members, {name: tuple(load.asked) for name, load in loads.items()}, looks)
+        return Day(
+            day_s, members, {name: tuple(load.outcomes) for name, load in loads.items()}, looks
+        )
 
 
 def _look(at_s: float, members: Sequence[Member], state: Mapping[str, Any]) -> Look:
@@ -100,7 +102,7 @@ def _hold(held: HeldReplicas, members: Sequence[Member], state: Mapping[str, Any
 def _line(look: Look, members: Sequence[Member], loads: Mapping[str, Load], day_s: float) -> str:
     parts = [
         f"{each.title} {look.ready[each.name]}/{look.running[each.name]} "
-        f"at {each.rate_at(look.at_s, day_s):.1f}/s, {len(loads[each.name].asked)} answered"
+        f"at {each.rate_at(look.at_s, day_s):.1f}/s, {len(loads[each.name].outcomes)} answered"
         for each in members
     ]
     return f"{look.at_s:6.0f} s  " + "; ".join(parts)

@@ -12,7 +12,7 @@ LEVEL_TTFT_MS, LEVEL_ITL_MS = 1500.0, 100.0
 
 def verdict(day: Day) -> list[Finding]:
     found = [_attained(day, each) for each in day.members]
-    lost = sum(bool(one.fault) for asked in day.asked.values() for one in asked)
+    lost = sum(bool(one.fault) for outcomes in day.outcomes.values() for one in outcomes)
     found.append(Finding(f"{lost} requests lost (0)", not lost))
     for each in day.members:
         asleep_s = seconds(day, each.name, at_zero=True)
@@ -49,10 +49,10 @@ def _steps(day: Day, server: str) -> Iterator[tuple[Look, Look, int]]:
 
 
 def _attained(day: Day, member: Member) -> Finding:
-    asked = day.asked[member.name]
-    part = sum(one.meets(LEVEL_TTFT_MS, LEVEL_ITL_MS) for one in asked) / max(len(asked), 1)
+    outcomes = day.outcomes[member.name]
+    part = sum(one.meets(LEVEL_TTFT_MS, LEVEL_ITL_MS) for one in outcomes) / max(len(outcomes), 1)
     text = (
-        f"{member.title}: {part:.1%} of {len(asked)} requests within {LEVEL_TTFT_MS:g} ms to the "
+        f"{member.title}: {part:.1%} of {len(outcomes)} requests within {LEVEL_TTFT_MS:g} ms to "
         f"first token and {LEVEL_ITL_MS:g} ms between tokens (at least {LEAST_ATTAINED:.0%})"
     )
     return Finding(text, part >= LEAST_ATTAINED)

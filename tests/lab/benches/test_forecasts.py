@@ -8,7 +8,7 @@ from cluster.config import read_config
 from cluster.controller.forecasts import Score
 from cluster.controller.journal import Journal
 from cluster.controller.journal_entry import entry_of
-from lab.benches.truth.forecasts import Asked, is_kept, lines, scores_in
+from lab.benches.truth.forecasts import BusyMember, is_kept, lines, scores_in
 from lab.demo.cluster.files import Addresses
 from lab.demo.fleet.files import write_fleet
 from tests.cluster.conftest import optimizer_url  # noqa: F401
@@ -16,7 +16,7 @@ from tests.cluster.fleet import system_json
 from tests.cluster.test_cycle import World
 from tests.lab.demo.test_fleet import PERF
 
-SERVER = Asked("tiny", "hearth-tiny", {}, 0.3, 0.0, 1.0, perf=PERF, peak_per_s=3.0)
+SERVER = BusyMember("tiny", "hearth-tiny", {}, 0.3, 0.0, 1.0, perf=PERF, peak_per_s=3.0)
 
 
 def test_a_server_is_asked_all_the_time_and_never_at_all_that_it_can_answer() -> None:

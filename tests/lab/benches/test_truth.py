@@ -10,7 +10,7 @@ from benchmarking.analysis.predict import OptimizerApi
 from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import CurvePoint, ServiceCurve
 from lab.benches.loop.plan import LoopPlan
-from lab.benches.loop.proof import Asked
+from lab.benches.loop.proof import Predictor
 from lab.benches.truth.bench import is_missed, lines, random_loads, rounds_of, simulated
 from lab.kit.moments import Drift
 from tests.benchmarking.simulated_loop import SERVER
@@ -44,7 +44,7 @@ PERF = {"name": "m", "acc": "a", "maxBatchSize": 32, "atTokens": 96}
 def test_a_row_is_simulated_by_the_requests_that_came(optimizer_url: str) -> None:
     load = replace(PLAN.shape.at_rate(28.0, 20), arrival_scv=1.0)
     point = load_point(*SERVER.measure(load, seed=5))
-    found = simulated(Asked(OptimizerApi(optimizer_url), PERF), point, CURVE)
+    found = simulated(Predictor(OptimizerApi(optimizer_url), PERF), point, CURVE)
     assert found.method == "simulation"
     ttft_error, itl_error = found.errors
     assert abs(ttft_error) < 0.05
@@ -67,8 +67,8 @@ def test_requests_wait_from_when_they_were_due_and_come_when_they_were_sent(
         replace(record, scheduled_s=record.scheduled_s - 0.05 * (number % 2))
         for number, record in enumerate(records)
     ]
-    asked = Asked(OptimizerApi(optimizer_url), PERF)
-    found = simulated(asked, load_point(row, records), CURVE)
+    predictor = Predictor(OptimizerApi(optimizer_url), PERF)
+    found = simulated(predictor, load_point(row, records), CURVE)
     assert found.ttft_ms[0] < found.ttft_ms[1] < found.ttft_ms[2]
     assert all(abs(error) < 0.05 for error in found.errors)
 

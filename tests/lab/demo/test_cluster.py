@@ -13,7 +13,7 @@ from cluster.replicas import Group, Recipe
 from common.fetch import answers_ok
 from lab.demo.cluster.__main__ import main
 from lab.demo.cluster.files import write_cluster
-from lab.demo.cluster.load import Asked, Load, Request
+from lab.demo.cluster.load import Load, Outcome, Request
 from lab.demo.cluster.machines import local_place
 from lab.demo.cluster.measured import measured
 from lab.demo.cluster.picture import draw
@@ -44,15 +44,15 @@ STORY = Story(
     tunes=False,
     user_rows=5,
 )
-GOOD = Asked(1.0, 2.0, 100.0, 25.0)
+GOOD = Outcome(1.0, 2.0, 100.0, 25.0)
 
 
 def row(at_s: float, *, has_changed: bool = False) -> Row:
     return Row(at_s, 4.0, 1, 1, 100.0, 90.0, 25.0, 25.0, 1.0, has_changed, "")
 
 
-def run(*looks: Look, asked: tuple[Asked, ...] = (GOOD,) * 100, **fields: object) -> Run:
-    return replace(Run(Story(period_s=5.0), asked, looks, (row(32.0),)), **fields)  # type: ignore[arg-type]
+def run(*looks: Look, outcomes: tuple[Outcome, ...] = (GOOD,) * 100, **fields: object) -> Run:
+    return replace(Run(Story(period_s=5.0), outcomes, looks, (row(32.0),)), **fields)  # type: ignore[arg-type]
 
 
 FOLLOWED = (Look(29, 1, 1), Look(36, 2, 1), Look(39, 2, 2), Look(120, 1, 1))
@@ -74,8 +74,8 @@ def test_a_run_as_promised_keeps_all_findings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "missed"),
     [
-        (run(*FOLLOWED, asked=(GOOD,) * 99 + (Asked(1, 2, fault="cut"),)), ["1 requests lost"]),
-        (run(*FOLLOWED, asked=(GOOD,) * 90 + (Asked(1, 2, 1900, 25),) * 10), ["90.0% of 100"]),
+        (run(*FOLLOWED, outcomes=(*[GOOD] * 99, Outcome(1, 2, fault="cut"))), ["1 requests lost"]),
+        (run(*FOLLOWED, outcomes=(GOOD,) * 90 + (Outcome(1, 2, 1900, 25),) * 10), ["90.0% of 100"]),
         (run(*FOLLOWED, Look(121, 2, 2)), ["2 replicas ready in the end"]),
         (
             run(*FOLLOWED, rows=(row(30, has_changed=True), row(35, has_changed=True))),
@@ -209,8 +209,8 @@ def test_replicas_follow_a_load_and_come_back_and_nothing_is_lost(tmp_path: Path
             eventually(watch, load, lambda look: look.desired == look.ready == 1)
         finally:
             load.end()
-    seen = Run(STORY, load.asked, watch.looks, watch.rows)
-    assert len(load.asked) == load.num_sent > 0
+    seen = Run(STORY, load.outcomes, watch.looks, watch.rows)
+    assert len(load.outcomes) == load.num_sent > 0
     assert failed(seen) == []
     assert most_changes(seen) == 1
 
