@@ -39,8 +39,8 @@ def results(api: ServedApi, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """benchmarking/config.yaml as it is shipped, but written elsewhere, and with short answers."""
     folder = tmp_path_factory.mktemp("results")
     config, models = ROOT / "benchmarking" / "config.yaml", folder / "models.csv"
-    asked = config.with_name("model_configs_example.csv").read_text()
-    models.write_text(asked.replace(",50,", f",{OUTPUT_TOKENS},"))
+    table = config.with_name("model_configs_example.csv").read_text()
+    models.write_text(table.replace(",50,", f",{OUTPUT_TOKENS},"))
     written = config.read_text().replace("var/benchmarks", str(folder))
     written = written.replace("benchmarking/model_configs_example.csv", str(models))
     (folder / "config.yaml").write_text(written)

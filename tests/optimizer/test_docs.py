@@ -39,8 +39,8 @@ def assert_shown(shown: Any, answered: Any) -> None:
 def test_worked_example_is_answered_as_shown(client: FlaskClient) -> None:
     assert_shown(block("answer"), client.post("/optimizeOne", json=block("system")).get_json())
     assert_shown(block("size-answer"), client.post("/size", json=block("size")).get_json())
-    told = client.get("/explain/Premium-granite_13b").get_json()["candidates"]
-    assert [(c["numReplicas"], c["cost"], c["value"]) for c in told] == [
+    candidates = client.get("/explain/Premium-granite_13b").get_json()["candidates"]
+    assert [(c["numReplicas"], c["cost"], c["value"]) for c in candidates] == [
         (4, 160, 120), (3, 75, 46.5),
     ]  # fmt: skip
 

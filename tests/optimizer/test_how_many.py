@@ -20,7 +20,7 @@ FAST = {"alpha": 5.0, "beta": 0.01}
 TWO_CARDS = ["h100", "l40s"]
 
 
-def asked(**fields: Any) -> HowMany:
+def answer_to(**fields: Any) -> HowMany:
     body = {"model": "qwen3-8b", "arrivalRate": 600, "slo-ttft": 500, "slo-itl": 40,
             "accelerators": TWO_CARDS, **fields}  # fmt: skip
     return how_many(read(HowManyQuery, body), CACHE)
@@ -28,7 +28,7 @@ def asked(**fields: Any) -> HowMany:
 
 @pytest.fixture(scope="module")
 def answer() -> HowMany:
-    return asked()
+    return answer_to()
 
 
 def test_choices_meet_the_levels_cheapest_first(answer: HowMany) -> None:
@@ -74,12 +74,12 @@ def test_fitted_speeds_are_surer_than_estimates(answer: HowMany) -> None:
 def test_what_would_change_it_holds(answer: HowMany) -> None:
     changes = {change["what"]: change for change in answer["changes"]}
     assert {"binds", "replica", "price", "rate", "slo-itl", "slo-ttft", "precision"} <= set(changes)
-    doubled = asked(arrivalRate=1200)["choices"][0]
+    doubled = answer_to(arrivalRate=1200)["choices"][0]
     assert changes["rate"]["cards"] == doubled["cards"]
     assert changes["rate"]["cost"] == pytest.approx(doubled["cost"])
-    tighter = asked(**{"slo-itl": 20})["choices"][0]
+    tighter = answer_to(**{"slo-itl": 20})["choices"][0]
     assert changes["slo-itl"]["cost"] == pytest.approx(tighter["cost"])
-    lighter = asked(precision="fp8")["choices"][0]
+    lighter = answer_to(precision="fp8")["choices"][0]
     assert changes["precision"]["cost"] == pytest.approx(lighter["cost"])
 
 
@@ -88,7 +88,7 @@ def test_at_the_price_named_the_next_accelerator_wins(answer: HowMany) -> None:
     price = first["cost"] / second["cards"]
     told = next(change for change in answer["changes"] if change["what"] == "price")
     assert f"below ${price / 100:.3g} " in told["text"]
-    cheaper = asked(prices={second["accelerator"]: 0.99 * price})
+    cheaper = answer_to(prices={second["accelerator"]: 0.99 * price})
     assert cheaper["choices"][0]["accelerator"] == second["accelerator"]
 
 
@@ -96,7 +96,7 @@ def test_a_measurement_replaces_the_catalogue() -> None:
     prefill = {"gamma": 1, "delta": 0.001}
     perf = {"name": "Qwen/Qwen3-8B", "acc": "h100", "maxBatchSize": 64, "prefillParms": prefill,
             "decodeParms": FAST | {"alphaError": 0.1}}  # fmt: skip
-    measured = asked(measured=[perf], accelerators=["h100"])["choices"][0]
+    measured = answer_to(measured=[perf], accelerators=["h100"])["choices"][0]
     assert measured["speed"]["kind"] == "measured"
     assert measured["speed"]["error"] == pytest.approx(0.02)
     assert measured["maxBatch"] == 64
@@ -105,7 +105,7 @@ def test_a_measurement_replaces_the_catalogue() -> None:
 
 def test_a_measurement_holds_for_its_own_precision_alone() -> None:
     perf = {"name": "qwen3-8b", "acc": "h100", "maxBatchSize": 1, "decodeParms": {"alpha": 1000.0}}
-    changes = asked(measured=[perf], accelerators=["h100"], **{"slo-itl": 2000, "slo-ttft": 0})
+    changes = answer_to(measured=[perf], accelerators=["h100"], **{"slo-itl": 2000, "slo-ttft": 0})
     slow = changes["choices"][0]["cost"]
     light = next(change for change in changes["changes"] if change["what"] == "precision")
     assert light["cost"] is not None
@@ -113,30 +113,30 @@ def test_a_measurement_holds_for_its_own_precision_alone() -> None:
 
 
 def test_levels_that_nothing_meets_are_answered_with_the_nearest() -> None:
-    unmet = asked(**{"slo-itl": 0.1})
+    unmet = answer_to(**{"slo-itl": 0.1})
     assert unmet["choices"] == []
     assert unmet["changes"] == []
     assert {each["accelerator"] for each in unmet["notChosen"]} == set(TWO_CARDS)
     nearest = unmet["nearest"]
     assert nearest is not None
-    met = asked(arrivalRate=1, **{"slo-itl": 1.1 * nearest["itlAverage"]})
+    met = answer_to(arrivalRate=1, **{"slo-itl": 1.1 * nearest["itlAverage"]})
     assert met["choices"]
 
 
 def test_too_few_cards_too_little_memory_and_no_price_are_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    few = asked(arrivalRate=6000, accelerators=["l40s"], maxCards=1)
+    few = answer_to(arrivalRate=6000, accelerators=["l40s"], maxCards=1)
     assert "it needs" in few["notChosen"][0]["reason"]
-    small = asked(model="llama-3.3-70b", accelerators=["t4"], maxCards=4)
+    small = answer_to(model="llama-3.3-70b", accelerators=["t4"], maxCards=4)
     assert "do not fit" in small["notChosen"][0]["reason"]
     facts = shipped_facts()
     card = facts.accelerators["a10g"].model_copy(update={"price": None})
     unpriced_facts = replace(facts, accelerators={**facts.accelerators, "a10g": card})
     monkeypatch.setattr(questions, "shipped_facts", lambda: unpriced_facts)
-    unpriced = asked(accelerators=["a10g"])
+    unpriced = answer_to(accelerators=["a10g"])
     assert "no price" in unpriced["notChosen"][0]["reason"]
-    assert asked(accelerators=["a10g"], prices={"A10G": 75})["choices"]
+    assert answer_to(accelerators=["a10g"], prices={"A10G": 75})["choices"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_too_few_cards_too_little_memory_and_no_price_are_told(
 )
 def test_what_cannot_be_asked_is_refused_with_its_path(fields: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidRequest, match=path):
-        asked(**fields)
+        answer_to(**fields)
 
 
 @pytest.fixture(scope="module")

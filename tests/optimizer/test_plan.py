@@ -30,14 +30,14 @@ class Change:
         return self.goal - self.now
 
 
-Told = tuple[str, str, str, int, int, bool]
+StepFields = tuple[str, str, str, int, int, bool]
 
 
-def plainly(changes: list[Change], free: dict[str, int] | None) -> Iterator[Told]:
+def plainly(changes: list[Change], free: dict[str, int] | None) -> Iterator[StepFields]:
     """Yields the steps. As long as anything is missing: all starts that fit; else what may stop;
     else the last that is in the way; else nothing more goes."""
 
-    def step(change: Change, count: int, is_disruptive: bool = False) -> Told:
+    def step(change: Change, count: int, is_disruptive: bool = False) -> StepFields:
         before, change.now = change.now, change.now + count
         if free is not None:
             free[change.card_type] -= count * change.cards
@@ -66,7 +66,7 @@ def plainly(changes: list[Change], free: dict[str, int] | None) -> Iterator[Told
             return
 
 
-def told(one: System) -> list[Told]:
+def fields_of_steps(one: System) -> list[StepFields]:
     return [
         (s["action"], s["server"], s["accelerator"], s["from"], s["to"], s["disruptive"])
         for s in plan(one, frozenset())["steps"]
@@ -116,4 +116,4 @@ def test_steps_are_those_of_the_plain_way(
     free = dict(spare)
     for change in changes:
         free[change.card_type] -= change.now * change.cards
-    assert told(one) == list(plainly(changes, None if is_unlimited else free))
+    assert fields_of_steps(one) == list(plainly(changes, None if is_unlimited else free))

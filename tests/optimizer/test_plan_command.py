@@ -19,7 +19,7 @@ from lab.kit.servers import TIMEOUT_S
 from optimizer.plan import main
 
 DOCS = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
-ASKED = ["--model", "qwen3-8b", "--rate", "2", "--accelerator", "h100"]
+OPTIONS = ["--model", "qwen3-8b", "--rate", "2", "--accelerator", "h100"]
 STEPS = {
     "decode_ms": [[0, 7.1, 0.1], [1, 7.0, 0.1], [32, 8.0, 0.1], [16, 8.2, 0.1]],
     "prefill_ms_per_token": [[0, 0.02, 0.001], [8, 0.02, 0.001]],
@@ -44,7 +44,7 @@ except SystemExit:
 
 @pytest.mark.parametrize(
     ("arguments", "heavy"),
-    [(["--help"], HEAVY | {"scipy.optimize", "scipy.special"}), (ASKED, HEAVY | {"scipy.stats"})],
+    [(["--help"], HEAVY | {"scipy.optimize", "scipy.special"}), (OPTIONS, HEAVY | {"scipy.stats"})],
 )
 def test_nothing_heavy_is_imported_that_the_answer_does_not_need(
     arguments: list[str], heavy: set[str]
@@ -69,7 +69,7 @@ def test_the_documented_command_answers_as_documented() -> None:
 def test_documented_prices_are_read(tmp_path: Path) -> None:
     path = tmp_path / "prices.yaml"
     path.write_text(block("yaml prices"))
-    result = ran(*ASKED, "--prices", str(path), "--json")
+    result = ran(*OPTIONS, "--prices", str(path), "--json")
     (choice,) = json.loads(result.stdout)["choices"]
     assert choice["costPerCard"] == 210
 
@@ -82,7 +82,7 @@ def test_every_option_is_documented() -> None:
 def test_step_costs_of_a_server_replace_the_catalogue(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     path.write_text(json.dumps({"some-model": STEPS}))
-    result = ran(*ASKED, "--perf", str(path))
+    result = ran(*OPTIONS, "--perf", str(path))
     assert result.exit_code == 0
     assert "measured ±" in result.stdout
     assert "32 x 0.113 GB" in result.stdout  # no more rows than were measured
@@ -93,13 +93,13 @@ def test_a_fit_replaces_the_catalogue(tmp_path: Path) -> None:
     path = tmp_path / "perf.json"
     parms = {"decodeParms": {"alpha": 5.0, "beta": 0.1}, "prefillParms": {"delta": 0.01}}
     path.write_text(json.dumps({"models": [{"name": "qwen3-8b", "acc": "h100", **parms}]}))
-    result = ran(*ASKED, "--perf", str(path))
+    result = ran(*OPTIONS, "--perf", str(path))
     assert "measured ±0%" in result.stdout
     assert "Measured data without errors has no interval" in result.stdout
 
 
 def test_levels_that_nothing_meets_end_with_a_status_and_the_nearest() -> None:
-    result = ran(*ASKED, "--itl", "0.1")
+    result = ran(*OPTIONS, "--itl", "0.1")
     assert result.exit_code == 1
     assert re.search(r"The nearest, 8xh100, does TTFT [\d.]+ ms and ITL [\d.]+ ms", result.stdout)
 
@@ -128,7 +128,7 @@ def test_files_that_cannot_be_used_are_told_with_their_fault(
 ) -> None:
     path = tmp_path / ("f.yaml" if option == "--prices" else "f.json")
     path.write_text(content)
-    result = ran(*ASKED, option, str(path))
+    result = ran(*OPTIONS, option, str(path))
     assert result.exit_code == 1
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert told in result.stderr
@@ -156,7 +156,7 @@ def test_whatever_a_file_of_prices_or_measurements_holds_is_read_or_refused(
     with TemporaryDirectory() as place:
         path = Path(place) / f"f.{kind}"
         path.write_bytes(json.dumps(value).encode(errors="surrogatepass"))
-        result = ran(*ASKED, "--itl", "60", option, str(path))
+        result = ran(*OPTIONS, "--itl", "60", option, str(path))
         assert result.exit_code in (0, 1)
         assert result.exception is None or isinstance(result.exception, SystemExit)
         assert len(result.stderr) < 4000

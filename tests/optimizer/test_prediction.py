@@ -21,7 +21,7 @@ from tests.optimizer.support import SPEED, perf, server, system, target
 SHAPE = {"maxBatchSize": 32, "avgInTokens": 64, "avgOutTokens": 96}
 
 
-def asked(rate_per_s: float, curve: dict[str, Any] | None = None, **query: Any) -> Analyzed:
+def analyzed(rate_per_s: float, curve: dict[str, Any] | None = None, **query: Any) -> Analyzed:
     body = {"serviceCurve": MEASURED | (curve or {}), **SHAPE, "arrivalRate": 60 * rate_per_s}
     return analyze(read(AnalyzeQuery, body | {"requests": 5000} | query), System())
 
@@ -35,7 +35,7 @@ def faults(body: dict[str, Any], model: Any = AnalyzeQuery) -> str:
 
 
 def test_chain_answers_where_it_holds_and_agrees_with_the_simulation() -> None:
-    chain, simulation = asked(22), asked(22, method="simulation", requests=50_000)
+    chain, simulation = analyzed(22), analyzed(22, method="simulation", requests=50_000)
     assert (chain["method"], simulation["method"]) == ("chain", "simulation")
     assert chain["itlAverage"] == pytest.approx(simulation["itlAverage"], rel=0.05)
     assert chain["ttftAverage"] == pytest.approx(simulation["ttftAverage"], rel=0.05)
@@ -52,26 +52,26 @@ def test_chain_answers_where_it_holds_and_agrees_with_the_simulation() -> None:
     ],
 )
 def test_simulation_answers_where_the_chain_does_not_hold(query: Any, why: str) -> None:
-    found = asked(20, **{"requests": 1000} | query)
+    found = analyzed(20, **{"requests": 1000} | query)
     assert found["method"] == "simulation"
     assert why in found["why"]
-    chain = asked(20, **query, method="chain")
+    chain = analyzed(20, **query, method="chain")
     assert chain["method"] == "chain"
     assert chain["warnings"]
 
 
 def test_bursts_make_latencies_longer_and_higher_priorities_shorter() -> None:
-    assert asked(24, arrivalScv=6)["ttftAverage"] > 1.5 * asked(24)["ttftAverage"]
-    shares = asked(29, priorityShares=[0.2, 0.8], maxBatchSize=8, requests=20_000)
+    assert analyzed(24, arrivalScv=6)["ttftAverage"] > 1.5 * analyzed(24)["ttftAverage"]
+    shares = analyzed(29, priorityShares=[0.2, 0.8], maxBatchSize=8, requests=20_000)
     first, second = shares["byPriority"]
     assert first["ttftAverage"] < second["ttftAverage"]
-    assert asked(24)["byPriority"] == []
+    assert analyzed(24)["byPriority"] == []
 
 
 def test_interval_comes_from_the_errors_of_the_parameters_and_widens_near_capacity() -> None:
     without = MEASURED | {"decodeMs": [{"rows": 1, "ms": 0.8}, {"rows": 32, "ms": 8.6}]}
-    assert asked(20, without)["interval"] is None
-    low, high = asked(10), asked(28)
+    assert analyzed(20, without)["interval"] is None
+    low, high = analyzed(10), analyzed(28)
     for found in (low, high):
         assert found["interval"] is not None
         assert found["interval"]["itlAverage"]["low"] < found["itlAverage"]
@@ -83,7 +83,7 @@ def test_interval_comes_from_the_errors_of_the_parameters_and_widens_near_capaci
         return (bounds["high"] - bounds["low"]) / found["ttftAverage"]
 
     assert width(high) > 3 * width(low)
-    unsure = asked(0.9 * high["maxRate"] / 60, {"speedError": 0.05})
+    unsure = analyzed(0.9 * high["maxRate"] / 60, {"speedError": 0.05})
     assert any("is uncertain by" in warning for warning in unsure["warnings"])
 
 
@@ -99,8 +99,8 @@ def test_errors_of_alpha_and_beta_give_an_interval_too() -> None:
 
 def test_rows_beyond_those_measured_are_warned_of() -> None:
     few = {"decodeMs": MEASURED["decodeMs"][:2]}
-    assert any("extrapolated" in warning for warning in asked(30, few)["warnings"])
-    assert asked(2, few)["warnings"] == []
+    assert any("extrapolated" in warning for warning in analyzed(30, few)["warnings"])
+    assert analyzed(2, few)["warnings"] == []
 
 
 def test_equal_answers_allow_a_higher_rate_than_exponential_ones() -> None:
@@ -146,7 +146,7 @@ def test_simulation_that_would_take_too_long_is_refused_before_it_starts() -> No
 
 
 def test_flood_is_answered_with_what_departs() -> None:
-    found = asked(1e9)
+    found = analyzed(1e9)
     assert found["saturated"]
     assert found["throughput"] == pytest.approx(found["maxRate"], rel=0.01)
 
@@ -164,17 +164,17 @@ def test_solves_explanations_and_idle_servers_use_the_curve() -> None:
         targets=target(slo_itl=4, slo_ttft=100),
     )
     allocated = solved(one).desired()
-    chain = asked(25, method="chain")
+    chain = analyzed(25, method="chain")
     assert (allocated["busy"].accelerator, allocated["busy"].num_replicas) == ("A", 2)
     assert allocated["busy"].itl_average == pytest.approx(chain["itlAverage"], rel=1e-6)
     assert allocated["busy"].ttft_average == pytest.approx(chain["ttftAverage"], rel=1e-6)
     assert allocated["idle"].itl_average == pytest.approx(0.8)
-    told: Any = explain(one, "busy", SizingCache())
+    explanation: Any = explain(one, "busy", SizingCache())
     sized = size(
         read(SizeQuery, {"serviceCurve": MEASURED, **SHAPE, "slo-itl": 4, "slo-ttft": 100}),
         System(),
     )
-    assert told["candidates"][0]["maxRateFor"] == pytest.approx(sized["maxRateFor"])
+    assert explanation["candidates"][0]["maxRateFor"] == pytest.approx(sized["maxRateFor"])
 
 
 def test_curve_of_one_option_leaves_the_others_as_they_were() -> None:
@@ -182,8 +182,8 @@ def test_curve_of_one_option_leaves_the_others_as_they_were() -> None:
     both = system([server()], perfs=[perf("A"), perf("B", serviceCurve=MEASURED)])
     kept = solved(system([server()], perfs=[perf("A"), perf("B")]))
     assert kept.desired()["s"] == plain
-    told: Any = explain(both, "s", SizingCache())
-    first, second = told["candidates"]
+    explanation: Any = explain(both, "s", SizingCache())
+    first, second = explanation["candidates"]
     assert first["itlAverage"] == plain.itl_average
     assert second["itlAverage"] != first["itlAverage"]
 

@@ -69,10 +69,10 @@ def shares(problem: Problem, solution: Solution, scarcity: Scarcity) -> list[flo
             share = choice.replicas / choice.candidate.replicas if choice.candidate.replicas else 1
             by_priority[c.priority].append(min(share, 1.0))
     full = [float(sum(share == 1 for share in by_priority[p])) for p in sorted(by_priority)]
-    told = [sum(by_priority[p]) for p in sorted(by_priority)]
+    missing = [sum(by_priority[p]) for p in sorted(by_priority)]
     if scarcity.delayed:
-        return full + told
-    return [figure for pair in zip(full, told, strict=True) for figure in pair]
+        return full + missing
+    return [figure for pair in zip(full, missing, strict=True) for figure in pair]
 
 
 def value(solution: Solution) -> float:

@@ -190,9 +190,9 @@ def test_utilisation_and_power_of_the_answer_are_kept_with_the_servers(
     kept = client_of(tmp_path).get("/getServers").get_json()["servers"]  # after a restart
     for spec in kept:
         parts = spec["desiredAlloc"].get("parts", [spec["desiredAlloc"]])
-        told = details[spec["name"]]
-        assert max(part["utilization"] for part in parts) == told["utilization"] > 0
-        assert sum(part["powerWatts"] for part in parts) == pytest.approx(told["powerWatts"])
+        detail = details[spec["name"]]
+        assert max(part["utilization"] for part in parts) == detail["utilization"] > 0
+        assert sum(part["powerWatts"] for part in parts) == pytest.approx(detail["powerWatts"])
 
 
 def test_state_is_read_replaced_and_guarded_by_its_etag(client: FlaskClient) -> None:

@@ -93,8 +93,8 @@ def test_single_row_is_the_queue_of_pollaczek_and_khinchine(spread: float) -> No
 
 
 def test_lengths_and_gaps_have_the_mean_and_spread_that_were_asked_for() -> None:
-    asked = Traffic(0.5, 37.5, 12, arrival_scv=4.0, in_scv=0.5, out_scv=1.0, shares=(0.25, 0.75))
-    drawn = draw(asked, 200_000, seed=1)
+    wanted = Traffic(0.5, 37.5, 12, arrival_scv=4.0, in_scv=0.5, out_scv=1.0, shares=(0.25, 0.75))
+    drawn = draw(wanted, 200_000, seed=1)
     gaps = np.diff(drawn.arrival_ms, prepend=0.0)
     for values, mean, scv in (
         (gaps, 2.0, 4.0), (drawn.in_tokens, 37.5, 0.5), (drawn.out_tokens, 12.0, 1.0),

@@ -16,7 +16,7 @@ from optimizer.questions import trace as traces
 from optimizer.questions.trace import Trace, read_trace
 
 HEAD = "arrival_s,input_tokens,output_tokens\n"
-ASKED = ["--model", "qwen3-8b", "--accelerator", "h100", "--accelerator", "l40s", "--itl", "60"]
+OPTIONS = ["--model", "qwen3-8b", "--accelerator", "h100", "--accelerator", "l40s", "--itl", "60"]
 
 
 def read(folder: Path, text: str, window_s: float = 1.0) -> Trace:
@@ -126,7 +126,7 @@ def test_no_window_has_more_than_the_peaks(gaps: list[int], tokens: list[tuple[i
 
 def planned(folder: Path, text: str, *more: str) -> Result:
     (folder / "trace.csv").write_text(text)
-    return CliRunner().invoke(main, [*ASKED, "--trace", str(folder / "trace.csv"), *more])
+    return CliRunner().invoke(main, [*OPTIONS, "--trace", str(folder / "trace.csv"), *more])
 
 
 def two_peaks() -> str:
@@ -152,15 +152,15 @@ def test_a_plan_holds_at_every_peak(tmp_path: Path) -> None:
             "--output-tokens",
             str(output),
         ]
-        alone = json.loads(CliRunner().invoke(main, [*ASKED, *options, "--json"]).stdout)
+        alone = json.loads(CliRunner().invoke(main, [*OPTIONS, *options, "--json"]).stdout)
         for choice in alone["choices"]:
             assert needed.get(choice["accelerator"], 1e9) >= choice["numReplicas"]
 
 
 def test_the_peaks_are_told_before_the_answer(tmp_path: Path) -> None:
-    told = planned(tmp_path, two_peaks()).stdout.splitlines()
-    assert told[0] == "3601 requests in 200 s; the peaks of 60 s:"
-    assert told[1:3] == [
+    printed = planned(tmp_path, two_peaks()).stdout.splitlines()
+    assert printed[0] == "3601 requests in 200 s; the peaks of 60 s:"
+    assert printed[1:3] == [
         "  most requests: from 0 s, 50 requests/s of 200 + 50 tokens",
         "  most prompt tokens, answer tokens: from 120 s, 10 requests/s of 4000 + 400 tokens",
     ]
@@ -174,5 +174,5 @@ def test_peaks_that_nothing_serves_are_no_plan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--rate", "1", "--trace", __file__]])
 def test_either_a_rate_or_a_trace_is_asked_for(more: list[str]) -> None:
-    result = CliRunner().invoke(main, [*ASKED, *more])
+    result = CliRunner().invoke(main, [*OPTIONS, *more])
     assert (result.exit_code, "Give either --rate or --trace." in result.output) == (2, True)

@@ -143,10 +143,10 @@ def test_mean_tokens_are_taken_as_the_nearest_whole_ones(
     whole = {name: round(value) for name, value in means.items()}
     by_mean, by_whole = (solved(client, [_loaded(load)]) for load in (means, whole))
     assert by_mean == by_whole
-    for path, asked in (("/analyze", SPEED_OF_ONE | {"arrivalRate": 60}), ("/size", SPEED_OF_ONE)):
-        answer = client.post(path, json=asked | means)
+    for path, sweep in (("/analyze", SPEED_OF_ONE | {"arrivalRate": 60}), ("/size", SPEED_OF_ONE)):
+        answer = client.post(path, json=sweep | means)
         assert answer.status_code == 200
-        assert answer.get_json() == client.post(path, json=asked | whole).get_json()
+        assert answer.get_json() == client.post(path, json=sweep | whole).get_json()
 
 
 def test_how_many_takes_mean_tokens(client: FlaskClient) -> None:
@@ -168,8 +168,8 @@ def test_the_reference_s_reading_refuses_what_is_no_number_and_takes_nothing_for
 
 def test_what_if_says_which_loads_it_could_not_scale(client: FlaskClient) -> None:
     whole = system_data([server(rate=math.nan, currentAlloc=RUNS)])
-    asked = {"sweep": "load", "factors": [1, 5], **whole}
-    rows = json.loads(client.post("/whatif", data=json.dumps(asked)).text)["rows"]
+    sweep = {"sweep": "load", "factors": [1, 5], **whole}
+    rows = json.loads(client.post("/whatif", data=json.dumps(sweep)).text)["rows"]
     assert [row["servers"]["s"]["numReplicas"] for row in rows] == [3, 3]
     assert all("arrivalRate is not known" in row["loadFaults"]["s"] for row in rows)
 
@@ -191,6 +191,6 @@ def test_hold_minutes_without_a_state_are_said_to_do_nothing(
 ) -> None:
     chosen = Settings(stateful=is_stateful, store_path=tmp_path / "o.db")
     client = create_app(chosen).test_client()
-    told = solved(client, [server()], holdMinutes=10)["summary"]["notes"]
-    assert any(note.startswith("holdMinutes did nothing") for note in told) is not is_stateful
+    found = solved(client, [server()], holdMinutes=10)["summary"]["notes"]
+    assert any(note.startswith("holdMinutes did nothing") for note in found) is not is_stateful
     assert solved(client, [server()])["summary"]["notes"] == []

@@ -72,14 +72,14 @@ def test_misspelt_key_is_refused_with_its_place_and_the_nearest_known_one(
     client: FlaskClient, verb: str, path: str, body: dict[str, Any], at: str, near: str
 ) -> None:
     before = client.get("/state").get_json()
-    told = faults(client, verb, path, body)
-    assert told[at] == f"is not known (did you mean {near}?); correct it or leave it out"
+    listed = faults(client, verb, path, body)
+    assert listed[at] == f"is not known (did you mean {near}?); correct it or leave it out"
     assert client.get("/state").get_json() == before
 
 
 def test_key_like_no_other_is_refused_with_those_that_are_known(client: FlaskClient) -> None:
-    told = faults(client, "POST", "/setCapacity", {"type": "A", "junk": 1})
-    assert told == {"junk": "is not known; leave it out; known keys: type, count"}
+    listed = faults(client, "POST", "/setCapacity", {"type": "A", "junk": 1})
+    assert listed == {"junk": "is not known; leave it out; known keys: type, count"}
 
 
 @pytest.mark.parametrize(("verb", "path"), [("POST", "/optimizeOne"), ("PUT", "/state")])

@@ -21,7 +21,7 @@ def client() -> FlaskClient:
     return new_client()
 
 
-def told(client: FlaskClient, body: dict[str, Any]) -> dict[str, Any]:
+def tell(client: FlaskClient, body: dict[str, Any]) -> dict[str, Any]:
     response = client.post(UPDATE, json=body)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.get_json()
@@ -45,14 +45,14 @@ def test_every_node_gets_a_layer_where_its_cap_allows_one(
 ) -> None:
     client = new_client()
     shares = [weight / sum(weights) for weight in weights]
-    told(client, update(shares, 1.0))
+    tell(client, update(shares, 1.0))
     answer = split(client, num_layers=num_layers, weights=shares)
     assert min(answer["layers_per_node"]) >= 1
     assert answer["engines"].keys() >= NEEDS_LAYERS
 
 
 def test_small_memories_get_a_layer_each(client: FlaskClient) -> None:
-    told(client, update([0.975, 0.0125, 0.0125], 1.0))
+    tell(client, update([0.975, 0.0125, 0.0125], 1.0))
     shares = [0.975, 0.0125, 0.0125]
     assert split(client, num_layers=20, weights=shares)["layers_per_node"] == [18, 1, 1]
     bare = split(client, num_layers=20, weights=shares, min_layers=0)
@@ -62,7 +62,7 @@ def test_small_memories_get_a_layer_each(client: FlaskClient) -> None:
 def test_a_cap_below_one_layer_leaves_its_node_out_and_the_engines_that_need_it(
     client: FlaskClient,
 ) -> None:
-    told(client, update([0.99, 0.01], 1.0) | {"max_weightings": [1.0, 0.01]})
+    tell(client, update([0.99, 0.01], 1.0) | {"max_weightings": [1.0, 0.01]})
     answer = split(client, num_layers=20)
     assert answer["layers_per_node"] == [20, 0]
     assert answer["engines"].keys() == {"layers", "llama_cpp", "llama_bench"}
@@ -87,20 +87,20 @@ FAILED = [0.9, 0.05, 0.05]
 
 def test_a_failed_trial_leaves_the_pipeline_model_in_use(client: FlaskClient) -> None:
     for weights in TRIED:
-        told(client, update(weights, rate(weights)))
+        tell(client, update(weights, rate(weights)))
     before = client.get(SESSION).get_json()
-    told(client, update(FAILED, 0.0))
+    tell(client, update(FAILED, 0.0))
     after = client.get(SESSION).get_json()
     assert before["model"] == after["model"] == "slowest_stage"
     assert after["noise_aware_best"] == before["noise_aware_best"]
-    asked = client.post("/weights_gen", json=search(3, seed=1, count=8)).get_json()
-    assert {one["model"] for one in asked["proposals"]} == {"slowest_stage"}
-    assert FAILED not in [one["weights"] for one in asked["proposals"]]
+    proposed = client.post("/weights_gen", json=search(3, seed=1, count=8)).get_json()
+    assert {one["model"] for one in proposed["proposals"]} == {"slowest_stage"}
+    assert FAILED not in [one["weights"] for one in proposed["proposals"]]
 
 
 def test_trials_that_all_failed_are_no_reason_to_stop(client: FlaskClient) -> None:
     for weights in TRIED:
-        told(client, update(weights, 0.0))
+        tell(client, update(weights, 0.0))
     assert client.get(SESSION).get_json()["convergence"]["converged"] is False
 
 
@@ -117,7 +117,7 @@ def test_weights_that_nearly_sum_to_1_are_taken_as_the_nearest_that_do(
     caps = [min(1.0, max(share, weight / sum(weights)) + 2e-4)
             for share, weight in zip(given_shares, weights, strict=True)]  # fmt: skip
     body = update(given_shares, 1.0) | {"max_weightings": caps}
-    best = told(client, body)["best_weights"]
+    best = tell(client, body)["best_weights"]
     assert sum(best) == pytest.approx(1, abs=1e-9)
     assert all(share <= cap + 1e-9 for share, cap in zip(best, caps, strict=True))
     assert best == pytest.approx(given_shares, abs=1.1e-3)
@@ -134,9 +134,9 @@ def test_best_keeps_within_the_caps_that_were_told_last(
 ) -> None:
     client = new_client()
     for share, metric in tried:
-        told(client, update([share, 1 - share], metric))
+        tell(client, update([share, 1 - share], metric))
     caps = {"max_weightings": [cap, cap], "num_layers": num_layers}
-    answer = told(client, update([0.5, 0.5], 0.5) | caps)
+    answer = tell(client, update([0.5, 0.5], 0.5) | caps)
     shown = client.get(SESSION).get_json()
     listed = client.get("/weights/sessions").get_json()["sessions"][0]
     allowed = [0.5, *(metric for share, metric in tried if max(share, 1 - share) <= cap + 1e-6)]
@@ -150,7 +150,7 @@ def test_best_keeps_within_the_caps_that_were_told_last(
 @given(name=st.text("a/.\n\r \u2028%?#é", min_size=1, max_size=8))
 def test_a_session_of_any_name_is_read_and_deleted_by_its_path(name: str) -> None:
     client = new_client()
-    told(client, update([0.5, 0.5], 1.0) | {"session_id": name})
+    tell(client, update([0.5, 0.5], 1.0) | {"session_id": name})
     path = f"/weights/sessions/{quote(name, safe='')}"
     assert client.get(path).get_json()["session_id"] == name
     assert client.delete(path).status_code == 200

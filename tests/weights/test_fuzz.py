@@ -115,16 +115,17 @@ def test_sound_histories_of_any_numbers_are_fitted_and_shown(
 ) -> None:
     client = new_client()
     shares = data.draw(st.lists(st.floats(0, 1), min_size=len(metrics), max_size=len(metrics)))
-    told = [
+    history = [
         {"weights": [share, 1 - share], "performance_metric": metric}
         for share, metric in zip(shares, metrics, strict=True)
     ]
     common = {"number_of_nodes": 2, "max_weightings": [1.0, 1.0]}
     path = "/weights/sessions/s"
     assert (
-        answer(client, f"{path}/observations", json.dumps({**common, "observations": told})) == 200
+        answer(client, f"{path}/observations", json.dumps({**common, "observations": history}))
+        == 200
     )
-    asked = {**common, "session_id": "s", "seed": 1}
-    assert answer(client, GENERATE, json.dumps(asked)) == 200
+    query = {**common, "session_id": "s", "seed": 1}
+    assert answer(client, GENERATE, json.dumps(query)) == 200
     assert answer(client, f"{path}/partition", json.dumps({"num_layers": 7})) == 200
     json.loads(client.get(path).text, parse_constant=pytest.fail)

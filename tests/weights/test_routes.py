@@ -35,7 +35,7 @@ def post(client: FlaskClient, path: str, body: Any, status: int = 200) -> Any:
     return response.get_json()
 
 
-def told(client: FlaskClient, session_id: str = "s") -> int:
+def tell(client: FlaskClient, session_id: str = "s") -> int:
     response = client.get(f"/weights/sessions/{session_id}")
     return response.get_json()["num_observations"] if response.status_code == 200 else 0
 
@@ -72,7 +72,7 @@ def test_another_kind_of_search_conflicts_and_stores_nothing(
     answer = post(client, path, other, 409)
     assert (answer["status_code"], answer["message"]) == (409, MISMATCH)
     assert "session s is about 2 nodes (maximize)" in answer["error"]["message"]
-    assert told(client) == 1
+    assert tell(client) == 1
 
 
 def test_without_data_weights_are_random_and_within_the_bounds(client: FlaskClient) -> None:
@@ -128,7 +128,7 @@ def test_a_session_is_deleted_once(client: FlaskClient) -> None:
     assert post(client, DELETE, {"session_id": "s"})["message"] == (
         "/weights_update_delete/: FAILURE, key session_s not found"
     )
-    assert told(client) == 0
+    assert tell(client) == 0
 
 
 def test_log_checks_and_echoes(client: FlaskClient) -> None:
@@ -245,7 +245,7 @@ def test_an_unreachable_store_is_a_503(path: str) -> None:
 def test_an_update_that_is_not_stored_is_no_success() -> None:
     client = new_client(HalfBrokenStore())
     assert "no space left" in post(client, UPDATE, update([0.5, 0.5], 1.0), 503)["message"]
-    assert told(client) == 0
+    assert tell(client) == 0
 
 
 # Ours.
@@ -315,7 +315,7 @@ def test_many_are_told_at_once_or_none(client: FlaskClient) -> None:
     body["observations"][1]["weights"] = [0.6, 0.5]  # type: ignore[index]
     refused = post(client, path, body, 422)
     assert "[1].weights sum to 1.1" in refused["message"]
-    assert told(client) == 3
+    assert tell(client) == 3
     post(client, path, {**body, "observations": []}, 422)
 
 

@@ -76,8 +76,8 @@ def test_one_seed_gives_one_proposal(name: SamplerName) -> None:
 def test_several_asks_at_once_differ_from_each_other() -> None:
     observations, _ = search("random", FREE, slowest, 10)
     sampler = SAMPLERS["adaptive"]
-    asked = sampler(FREE, observations, [(0.5, 0.3, 0.2)], 4, np.random.default_rng(0))
-    assert len({proposal.shares for proposal in asked}) == 4
+    proposed = sampler(FREE, observations, [(0.5, 0.3, 0.2)], 4, np.random.default_rng(0))
+    assert len({proposal.shares for proposal in proposed}) == 4
 
 
 def test_the_slowest_stage_is_recognised_and_balanced_under_noise() -> None:

@@ -60,13 +60,13 @@ def test_new_store_is_empty(store: WeightStore) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_told_comes_back_to_the_last_bit(open_store: OpenStore, name: str) -> None:
-    told = [seen(1 / 3), seen(5e-324), seen(-1e100, 1.0), seen(0.1 + 0.2, 0.0)]
+    written = [seen(1 / 3), seen(5e-324), seen(-1e100, 1.0), seen(0.1 + 0.2, 0.0)]
     bounds = Problem((0.0, 0.1), (1 / 3, 1.0), "minimize", 32)
     with closing(open_store()) as first:
-        first.append(name, bounds, told)
+        first.append(name, bounds, written)
     with closing(open_store()) as second:
-        assert second.find(name) == Session(name, bounds, 4, told[2])
-        assert second.observations(name, 0, 10) == told
+        assert second.find(name) == Session(name, bounds, 4, written[2])
+        assert second.observations(name, 0, 10) == written
 
 
 def test_the_best_is_the_earliest_of_the_best(store: WeightStore) -> None:

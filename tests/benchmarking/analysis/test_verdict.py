@@ -24,9 +24,9 @@ def run() -> Run:
 
 
 def test_levels_that_some_loads_keep_are_said_with_both_rates(run: Run) -> None:
-    said = verdict(load_points(run), Slo(ttft_ms=100))
-    assert said.startswith("Meets TTFT ≤ 100 ms for 95% of requests up to ")
-    assert "; misses them at " in said
+    found = verdict(load_points(run), Slo(ttft_ms=100))
+    assert found.startswith("Meets TTFT ≤ 100 ms for 95% of requests up to ")
+    assert "; misses them at " in found
 
 
 def test_levels_that_all_or_no_loads_keep(run: Run) -> None:
@@ -52,8 +52,8 @@ def test_where_nothing_was_answered_that_is_the_verdict_and_no_rate() -> None:
 
 
 def test_a_limit_is_said_as_the_most_that_were_served_at_once() -> None:
-    told = replace(made_record(due_s=0.0, late_s=0.15, ttft_s=0.3), num_waits=3)
+    waited = replace(made_record(due_s=0.0, late_s=0.15, ttft_s=0.3), num_waits=3)
     answered = [made_record(due_s=due_s, ttft_s=0.1, tokens=1) for due_s in (0.0, 0.1, 0.2)]
-    (said,) = remarks([told, *answered])
-    assert "had requests wait 3 times (429 with Retry-After): limited to about 2 at a time" in said
+    (found,) = remarks([waited, *answered])
+    assert "had requests wait 3 times (429 with Retry-After): limited to about 2 at a time" in found
     assert list(remarks(answered)) == []

@@ -30,7 +30,7 @@ from tests.benchmarking.simulated_server import SimulatedServer
 pytestmark = pytest.mark.usefixtures("without_pictures", "forked_loads")
 
 QUICK = Script((0.02, 0.005, 0.005), (" a", " b", " c"), {"completion_tokens": 3})
-ASKED = ("--input-tokens", "40", "--output-tokens", "3")
+TOKENS = ("--input-tokens", "40", "--output-tokens", "3")
 
 
 def command(*arguments: str | Path, base: str = "") -> tuple[int, str]:
@@ -66,9 +66,9 @@ def test_an_address_is_all_it_takes_to_be_measured_and_judged(
     monkeypatch.setattr(measure_command, "SHARES", (0.25, 0.5))
     with scripted({"m": QUICK}) as (_, base):
         rows = ("--max-concurrency", "2", "--seconds", "1", "--output-dir", tmp_path)
-        status, output = command(base, *ASKED, *rows, "--ttft-ms", "10000")
+        status, output = command(base, *TOKENS, *rows, "--ttft-ms", "10000")
         assert status == 0
-        missed = command("measure", base, *ASKED, *rows, "--model", "m", "--itl-ms", "0.001")[1]
+        missed = command("measure", base, *TOKENS, *rows, "--model", "m", "--itl-ms", "0.001")[1]
     assert "Meets TTFT ≤ 10000 ms for 95% of requests at every load, up to " in output
     assert "Misses ITL ≤ 0.001 ms for 95% of requests at " in missed
     page = min(tmp_path.iterdir()) / "report.html"
@@ -84,11 +84,11 @@ def test_a_second_run_like_the_first_is_compared_row_by_row(
     rows = ("--max-concurrency", "2", "--seconds", "1.3")
     own = ("--seed", "7", "--tokenizer", str(ROOT / "models" / "hearth-tiny"))
     with scripted({"m": QUICK}) as (_, base):
-        assert command(base, *ASKED, *rows, *own, "--output-dir", first)[0] == 0
+        assert command(base, *TOKENS, *rows, *own, "--output-dir", first)[0] == 0
     before = only_folder(first)
     slower = replace(QUICK, delays_s=(0.04, 0.01, 0.01))
     with scripted({"m": slower}) as (_, base):
-        like = ("--like", before, "--model", "m", *rows, *ASKED, "--output-dir", second)
+        like = ("--like", before, "--model", "m", *rows, *TOKENS, "--output-dir", second)
         status, output = command(base, *like)
     assert status == 0, output
     after = only_folder(second)
@@ -136,7 +136,7 @@ def test_options_that_ask_for_other_loads_than_the_run_to_be_like_are_refused(
 
 def test_a_server_without_a_list_has_to_have_its_model_named(tmp_path: Path) -> None:
     with scripted({}) as (_, base):
-        status, output = command(base, *ASKED, "--output-dir", tmp_path)
+        status, output = command(base, *TOKENS, "--output-dir", tmp_path)
     assert status == 2
     assert "lists no model; name it with --model" in output
     assert not [*tmp_path.iterdir()]
@@ -146,7 +146,7 @@ def test_a_sweep_names_its_knee_and_can_be_repeated_reported_and_compared(tmp_pa
     with scripted({"m": QUICK}) as (_, base):
         arguments = ("--by", "concurrency", "--max-concurrency", "2", "--requests-each", "3")
         out = ("--seed", "5", "--output-dir", tmp_path / "a")
-        status, output = command("sweep", "--model", "m", *arguments, *ASKED, *out, base=base)
+        status, output = command("sweep", "--model", "m", *arguments, *TOKENS, *out, base=base)
         assert status == 0, output
         folder = only_folder(tmp_path / "a")
         assert command("repeat", folder, "--output-dir", tmp_path / "b", base=base)[0] == 0
@@ -173,7 +173,7 @@ def test_a_sweep_names_the_rates_that_were_too_short_to_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_commands, "SWEEP_SHARES", (0.5, 1.0))
-    arguments = ("--max-concurrency", "1", "--seconds", "1", *ASKED, "--output-dir", tmp_path)
+    arguments = ("--max-concurrency", "1", "--seconds", "1", *TOKENS, "--output-dir", tmp_path)
     with scripted({"m": QUICK}) as (_, base):
         status, output = command("sweep", "--model", "m", *arguments, base=base)
     assert status == 0, output
@@ -192,7 +192,7 @@ def test_repeats_ask_for_the_very_same_loads(tmp_path: Path) -> None:
     arguments = ("--max-concurrency", "1", "--requests-each", "2", "--repeats", "3")
     with scripted({"m": QUICK}) as (_, base):
         status, output = command(
-            "sweep", "--model", "m", "--by", "concurrency", *arguments, *ASKED,
+            "sweep", "--model", "m", "--by", "concurrency", *arguments, *TOKENS,
             "--output-dir", tmp_path, base=base,
         )  # fmt: skip
     assert status == 0, output
@@ -204,7 +204,7 @@ def test_a_capacity_that_no_rate_has_is_no_success(tmp_path: Path) -> None:
     search = ("--ttft-ms", "1", "--start-qps", "20", "--seconds", "1")
     with scripted({"m": QUICK}) as (_, base):
         status, output = command(
-            "capacity", "--model", "m", *search, *ASKED, "--output-dir", tmp_path, base=base
+            "capacity", "--model", "m", *search, *TOKENS, "--output-dir", tmp_path, base=base
         )
     assert status == 1
     assert "no limit was found for TTFT ≤ 1 ms" in output
@@ -270,8 +270,8 @@ def test_a_prediction_outside_what_was_measured_is_named_with_the_range(
     server = SimulatedServer(rows=8)
     other = made_run([server.measure(load, 5)[1] for load in loads], loads)
     folder = written(tmp_path / "other", other)
-    asked = ("predict", folder, "--perf", fitted / "perf.json", "--optimizer", optimizer_url)
-    status, output = command(*asked)
+    words = ("predict", folder, "--perf", fitted / "perf.json", "--optimizer", optimizer_url)
+    status, output = command(*words)
     assert status == 0, output
     (warning,) = [line for line in output.splitlines() if "warning" in line]
     assert "16 prompt tokens, measured 64 to 64" in warning
@@ -282,7 +282,7 @@ def test_a_prediction_outside_what_was_measured_is_named_with_the_range(
     assert len(first["outside_measured"]) == 4
     assert second["outside_measured"] == []
     (fitted / "fit.json").unlink()
-    assert "no fit.json beside the performance data" in command(*asked)[1]
+    assert "no fit.json beside the performance data" in command(*words)[1]
 
 
 def test_a_slower_run_is_called_worse_and_fails(tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_the_switching_matrix_of_a_server_with_known_delays(
     monkeypatch.setattr(scripted_server, "ScriptedServer", made)
     with scripted({"a": QUICK, "b": QUICK}) as (_, base):
         status, output = command(
-            "switching", "a", "b", "--laps", "2", *ASKED, "--output-dir", tmp_path, base=base
+            "switching", "a", "b", "--laps", "2", *TOKENS, "--output-dir", tmp_path, base=base
         )
     assert status == 0, output
     assert "a to b: server 0.300 s, estimate 0.300 s" in output

@@ -24,7 +24,7 @@ from lab.kit.scripted_server import Script, ScriptedServer, scripted
 pytestmark = pytest.mark.usefixtures("without_pictures", "forked_loads")
 
 QUICK = Script((0.02, 0.02, 0.02), (" a", " b", " c"), {"completion_tokens": 3})
-ASKED = ("--input-tokens", "40", "--output-tokens", "3", "--max-concurrency", "2")
+OPTIONS = ("--input-tokens", "40", "--output-tokens", "3", "--max-concurrency", "2")
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(*arguments: str | Path, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Exit status and everything that was said."""
-    given = [*map(str, arguments), *ASKED, "--seconds", "1"]
+    given = [*map(str, arguments), *OPTIONS, "--seconds", "1"]
     result = CliRunner(env=env).invoke(main, given)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output

@@ -220,10 +220,10 @@ def test_the_client_reports_what_it_took_itself() -> None:
 
 
 def test_what_the_host_took_is_read_as_psutil_reads_it() -> None:
-    before_s, told_s, after_s = stolen_s(), psutil.cpu_times().steal, stolen_s()
+    before_s, reported_s, after_s = stolen_s(), psutil.cpu_times().steal, stolen_s()
     assert before_s is not None
     assert after_s is not None
-    assert before_s <= told_s <= after_s
+    assert before_s <= reported_s <= after_s
 
 
 @pytest.mark.parametrize(

@@ -150,11 +150,11 @@ def unnamed(name: str) -> str:
 def test_what_a_server_refuses_is_left_out_and_said(
     refused: tuple[str, ...], refusal: Callable[[str], str], agreement: str, num_asked: int
 ) -> None:
-    picky, told = Picky(refused, refusal), list[str]()
+    picky, messages = Picky(refused, refusal), list[str]()
     with serving(picky.answer) as target:
-        found = agreed(target, "m", told.append)
+        found = agreed(target, "m", messages.append)
     assert (found.agreement, len(picky.bodies)) == (agreement, num_asked)
-    assert [line.rpartition(": ")[2] for line in told] == ([agreement] if agreement else [])
+    assert [line.rpartition(": ")[2] for line in messages] == ([agreement] if agreement else [])
     if agreement:
         assert str(found) == f"{target}, {agreement}"
         assert not set(refused) & set(picky.bodies[-1])

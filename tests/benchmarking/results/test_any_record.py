@@ -19,10 +19,10 @@ from benchmarking.results.summary import results
 
 STARTED_AT = datetime(2026, 1, 2, tzinfo=UTC)
 STEPS_S = st.integers(0, 10**7).map(lambda us: us / 1e6)
-SAID = st.one_of(st.none(), st.integers(-3, 10**6), st.floats(), st.just(10**400), st.text())
+FIGURES = st.one_of(st.none(), st.integers(-3, 10**6), st.floats(), st.just(10**400), st.text())
 USAGES = st.fixed_dictionaries(
-    {"completion_tokens_details": st.fixed_dictionaries({"reasoning_tokens": SAID})},
-    optional={key: SAID for keys in KEYS.values() for key in keys},
+    {"completion_tokens_details": st.fixed_dictionaries({"reasoning_tokens": FIGURES})},
+    optional={key: FIGURES for keys in KEYS.values() for key in keys},
 )
 
 
