@@ -21,7 +21,7 @@ DATA, DONE = b"data: ", b"data: [DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """A request as its client saw it, in seconds since the load began. `fault` is empty if the
     answer was complete: with all its tokens and a proper end."""
 
@@ -68,7 +68,7 @@ class Load:
         """`rate_at` gives the requests per second at a time, never more than `most_per_s`."""
         self._request, self._rng = request, Random(seed)
         self._rate_at, self._most_per_s = rate_at, most_per_s
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RequestOutcome] = []
         self.num_sent = 0
         self._start_s = time.monotonic()
         self._must_end = threading.Event()
@@ -140,8 +140,8 @@ class Load:
 
 def _outcome(
     began_s: float, ended_s: float, times_s: list[float], fault: str, tokens: int
-) -> Outcome:
+) -> RequestOutcome:
     if fault or not times_s:
-        return Outcome(began_s, ended_s, fault=fault or "an answer without text")
+        return RequestOutcome(began_s, ended_s, fault=fault or "an answer without text")
     itl_ms = 1000 * (times_s[-1] - times_s[0]) / max(tokens - 1, 1)
-    return Outcome(began_s, ended_s, 1000 * (times_s[0] - began_s), itl_ms)
+    return RequestOutcome(began_s, ended_s, 1000 * (times_s[0] - began_s), itl_ms)

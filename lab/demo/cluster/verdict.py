@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from lab.demo.cluster.load import Outcome
+from lab.demo.cluster.load import RequestOutcome
 from lab.demo.cluster.story import Story
 from lab.demo.cluster.watch import Look, Row, attainment
 
@@ -21,7 +21,7 @@ class Run:
     """`killed_s` is when a node was killed; `strays` counts failed requests on other nodes."""
 
     story: Story
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestOutcome]
     looks: Sequence[Look]
     rows: Sequence[Row]
     killed_s: float | None = None
@@ -41,7 +41,7 @@ def verdict(run: Run) -> list[Finding]:
     return found if run.killed_s is None else [*found, _whole_again(run)]
 
 
-def failed(run: Run) -> list[Outcome]:
+def failed(run: Run) -> list[RequestOutcome]:
     return [each for each in run.outcomes if each.fault]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.fetch import PROBE, fetch
-from lab.demo.cluster.load import Load, Outcome
+from lab.demo.cluster.load import Load, RequestOutcome
 from lab.demo.cluster.story import SERVER, Story
 
 LOOK_S = 0.25
@@ -109,7 +109,7 @@ def ready_urls(state: Json) -> set[str]:
     return {each["url"] for each in state["replicas"] if each["state"] == "ready"}
 
 
-def attainment(outcomes: Sequence[Outcome], story: Story) -> float | None:
+def attainment(outcomes: Sequence[RequestOutcome], story: Story) -> float | None:
     """Returns the share of requests that met both levels, as no lost one did; None without any."""
     if not outcomes:
         return None

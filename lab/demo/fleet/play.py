@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.actuators.local import LocalMachine
-from lab.demo.cluster.load import Load, Outcome, Request
+from lab.demo.cluster.load import Load, Request, RequestOutcome
 from lab.demo.cluster.processes import running_services
 from lab.demo.cluster.watch import state_of
 from lab.demo.fleet.files import write_fleet
@@ -37,7 +37,7 @@ class Day:
 
     day_s: float
     members: Sequence[Member]
-    outcomes: Mapping[str, Sequence[Outcome]]
+    outcomes: Mapping[str, Sequence[RequestOutcome]]
     looks: Sequence[Look]
 
 

@@ -13,7 +13,7 @@ from cluster.replicas import Group, Recipe
 from common.fetch import answers_ok
 from lab.demo.cluster.__main__ import main
 from lab.demo.cluster.files import write_cluster
-from lab.demo.cluster.load import Load, Outcome, Request
+from lab.demo.cluster.load import Load, Request, RequestOutcome
 from lab.demo.cluster.machines import local_place
 from lab.demo.cluster.measured import measured
 from lab.demo.cluster.picture import draw
@@ -44,14 +44,18 @@ STORY = Story(
     tunes=False,
     user_rows=5,
 )
-GOOD = Outcome(1.0, 2.0, 100.0, 25.0)
+GOOD = RequestOutcome(1.0, 2.0, 100.0, 25.0)
+CUT = RequestOutcome(1, 2, fault="cut")
+LATE = RequestOutcome(1, 2, 1900, 25)
 
 
 def row(at_s: float, *, has_changed: bool = False) -> Row:
     return Row(at_s, 4.0, 1, 1, 100.0, 90.0, 25.0, 25.0, 1.0, has_changed, "")
 
 
-def run(*looks: Look, outcomes: tuple[Outcome, ...] = (GOOD,) * 100, **fields: object) -> Run:
+def run(
+    *looks: Look, outcomes: tuple[RequestOutcome, ...] = (GOOD,) * 100, **fields: object
+) -> Run:
     return replace(Run(Story(period_s=5.0), outcomes, looks, (row(32.0),)), **fields)  # type: ignore[arg-type]
 
 
@@ -74,8 +78,8 @@ def test_a_run_as_promised_keeps_all_findings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "missed"),
     [
-        (run(*FOLLOWED, outcomes=(*[GOOD] * 99, Outcome(1, 2, fault="cut"))), ["1 requests lost"]),
-        (run(*FOLLOWED, outcomes=(GOOD,) * 90 + (Outcome(1, 2, 1900, 25),) * 10), ["90.0% of 100"]),
+        (run(*FOLLOWED, outcomes=(GOOD,) * 99 + (CUT,)), ["1 requests lost"]),
+        (run(*FOLLOWED, outcomes=(GOOD,) * 90 + (LATE,) * 10), ["90.0% of 100"]),
         (run(*FOLLOWED, Look(121, 2, 2)), ["2 replicas ready in the end"]),
         (
             run(*FOLLOWED, rows=(row(30, has_changed=True), row(35, has_changed=True))),

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.config import read_config
 from lab.demo.cluster.files import Addresses
-from lab.demo.cluster.load import Outcome
+from lab.demo.cluster.load import RequestOutcome
 from lab.demo.cluster.processes import DemoFailed
 from lab.demo.fleet.files import write_fleet
 from lab.demo.fleet.members import OUT_TOKENS, Member
@@ -26,10 +26,10 @@ CODE = replace(
     dawn=0.3,
     dusk=1.0,
 )
-GOOD = Outcome(1.0, 2.0, 100.0, 25.0)
+GOOD = RequestOutcome(1.0, 2.0, 100.0, 25.0)
 
 
-def day(*running: int, outcomes: tuple[Outcome, ...] = (GOOD,) * 20) -> Day:
+def day(*running: int, outcomes: tuple[RequestOutcome, ...] = (GOOD,) * 20) -> Day:
     looks = [Look(10.0 * i, {"chat": n}, {"chat": n}) for i, n in enumerate(running)]
     return Day(10.0 * (len(running) - 1), [CHAT], {"chat": outcomes}, looks)
 
@@ -51,7 +51,7 @@ def test_a_day_is_judged_by_levels_losses_sleep_and_cost(tmp_path: Path) -> None
     assert replica_s(kept) == 40.0
     assert all(each.is_kept for each in verdict(kept))
     draw(kept, tmp_path / "day.svg")
-    lost = day(0, 2, 2, 0, outcomes=(GOOD,) * 20 + (Outcome(1.0, 2.0, fault="cut"),))
+    lost = day(0, 2, 2, 0, outcomes=(GOOD,) * 20 + (RequestOutcome(1.0, 2.0, fault="cut"),))
     never_slept = day(2, 2, 2, 2)
     assert [each.text for each in verdict(lost) if not each.is_kept] == ["1 requests lost (0)"]
     assert [each.is_kept for each in verdict(never_slept)] == [True, True, False, False]
