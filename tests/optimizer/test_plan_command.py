@@ -33,7 +33,6 @@ def ran(*arguments: str) -> Result:
 HEAVY = {"torch", "transformers", "matplotlib", "pandas", "flask", "gunicorn", "requests", "redis"}
 COUNT_IMPORTS = """
 import json, sys
-from lab.kit.servers import TIMEOUT_S
 from optimizer.plan import main
 try:
     main(sys.argv[1:])
