@@ -5,6 +5,7 @@ and bounds; `docs/proxy.md` explains them. `Settings.load` reports every fault a
 """
 
 import ipaddress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -127,52 +128,32 @@ class Settings(EnvironmentSettings):
             if secret is not None and len(secret.get_secret_value().encode()) < MIN_SECRET_BYTES
         )
 
-    def faults(self) -> list[str]:
-        """Returns faults between fields that are each valid."""
+    def faults(self) -> Iterator[str]:
+        """Yields faults between fields that are each valid."""
         algorithms = set(self.jwt_algorithms)
         has_jwks = self.jwks_file is not None or self.jwks_url is not None
-        weak = [] if self.is_loopback else self.weak_secrets
+        if not algorithms:
+            yield "JWT_ALGORITHMS is empty; name at least one, such as HS256"
         names = ", ".join(sorted(SYMMETRIC_ALGORITHMS | ASYMMETRIC_ALGORITHMS))
-        rules = [
-            (not algorithms, "JWT_ALGORITHMS is empty; name at least one, such as HS256"),
-            *(
-                (True, f"JWT_ALGORITHMS: '{name}' is not one of {names}")
-                for name in sorted(algorithms - SYMMETRIC_ALGORITHMS - ASYMMETRIC_ALGORITHMS)
-            ),
-            (
-                bool(algorithms & SYMMETRIC_ALGORITHMS) and self.jwt_secret is None,
-                "JWT_SECRET is not set; make one with `python scripts/jwt_util.py generate-secret`",
-            ),
-            (
-                bool(algorithms & ASYMMETRIC_ALGORITHMS) and not has_jwks,
-                "JWT_ALGORITHMS names a public-key algorithm; set JWKS_FILE or JWKS_URL",
-            ),
-            (
-                has_jwks and not algorithms & ASYMMETRIC_ALGORITHMS,
-                "JWKS_FILE or JWKS_URL is set; add its algorithm, such as RS256, to JWT_ALGORITHMS",
-            ),
-            (
-                self.upstreams_file is not None and self.upstreams_service is not None,
-                "UPSTREAMS_FILE and UPSTREAMS_SERVICE are both set; keep one",
-            ),
-            (
-                self.jwks_file is not None and self.jwks_url is not None,
-                "JWKS_FILE and JWKS_URL are both set; keep one",
-            ),
-            (
-                self.proxy_processes > 1
-                and self.policy_file is not None
-                and self.redis_url is None,
+        for name in sorted(algorithms - SYMMETRIC_ALGORITHMS - ASYMMETRIC_ALGORITHMS):
+            yield f"JWT_ALGORITHMS: '{name}' is not one of {names}"
+        if algorithms & SYMMETRIC_ALGORITHMS and self.jwt_secret is None:
+            yield "JWT_SECRET is not set; make one: `python scripts/jwt_util.py generate-secret`"
+        if algorithms & ASYMMETRIC_ALGORITHMS and not has_jwks:
+            yield "JWT_ALGORITHMS names a public-key algorithm; set JWKS_FILE or JWKS_URL"
+        if has_jwks and not algorithms & ASYMMETRIC_ALGORITHMS:
+            yield "JWKS_FILE or JWKS_URL is set; add its algorithm, like RS256, to JWT_ALGORITHMS"
+        if self.upstreams_file is not None and self.upstreams_service is not None:
+            yield "UPSTREAMS_FILE and UPSTREAMS_SERVICE are both set; keep one"
+        if self.jwks_file is not None and self.jwks_url is not None:
+            yield "JWKS_FILE and JWKS_URL are both set; keep one"
+        if self.proxy_processes > 1 and self.policy_file and self.redis_url is None:
+            yield (
                 f"PROXY_PROCESSES={self.proxy_processes} with a POLICY_FILE: set REDIS_URL, which "
-                "counts what a team uses in all of them, or PROXY_PROCESSES=1",
-            ),
-            *(
-                (
-                    True,
-                    f"{name} is under {MIN_SECRET_BYTES} bytes and PROXY_HOST={self.proxy_host} "
-                    "is not loopback; use a longer secret",
-                )
-                for name in weak
-            ),
-        ]
-        return [message for is_broken, message in rules if is_broken]
+                "counts what a team uses in all of them, or PROXY_PROCESSES=1"
+            )
+        for name in () if self.is_loopback else self.weak_secrets:
+            yield (
+                f"{name} is under {MIN_SECRET_BYTES} bytes and PROXY_HOST={self.proxy_host} "
+                "is not loopback; use a longer secret"
+            )
