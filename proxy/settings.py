@@ -46,7 +46,7 @@ class Settings(EnvironmentSettings):
     upstreams_service: str | None = None
     routes_file: UserFile | None = None
     upstream_keys: UserFile | None = None
-    kubernetes_api: str = "https://kubernetes.default.svc"
+    kubernetes_api: BaseUrl = "https://kubernetes.default.svc"
     kubernetes_account: UserPath = Path("/var/run/secrets/kubernetes.io/serviceaccount")
     cluster_url: BaseUrl | None = None
     upstream_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4096

@@ -369,7 +369,7 @@ def test_another_authority_gets_no_token(tmp_path: Path, caplog: pytest.LogCaptu
     ("environment", "message"),
     [
         ({}, "run in a pod with a service account"),
-        ({"kubernetes_api": "ftp://a"}, "KUBERNETES_API='ftp://a'; expected http"),
+        ({"kubernetes_api": "ftp://a"}, "KUBERNETES_API='ftp://a': is no address; give"),
         ({"upstreams_service": "chat"}, "UPSTREAMS_SERVICE='chat'; expected namespace/service"),
     ],
 )
