@@ -47,7 +47,7 @@ void gather_queries(const AttentionCall& call, const AttentionTask& task, int64_
         state.queries[query * call.head_dim + i] = from[i] * scale;
       }
       rotate(state.queries + query * call.head_dim, call.head_dim, rotated);
-      if (Simd::kHasQuads && is_scaled(call.type)) {
+      if (is_scaled(call.type)) {
         quantise_query(state.queries + query * call.head_dim, call, query, state.bytes);
       }
       if (Simd::kHasBFloat16 && call.type == CacheType::kFloat16) {

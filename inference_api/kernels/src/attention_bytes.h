@@ -1,8 +1,7 @@
 // Attention to a block of a cache whose numbers are steps times scales: bytes, or 4 bits.
 //
-// If instructions multiply bytes, queries and weights become bytes, too. Each query has a scale,
-// and its weights have one for each block. The products are exact, so that a query's result does
-// not depend on other queries.
+// Queries and weights become bytes, too. Each query has a scale, and its weights have one for each
+// block. The products are exact, so that a query's result does not depend on other queries.
 #pragma once
 
 #include <cstring>
@@ -161,37 +160,25 @@ int quads_of_values(const int8_t* values, int slot, int count, int8_t* quads) {
 
 // Adds a group of dimensions to scores[query][position]. The first group sets them.
 template <class Simd>
-void add_scores(const AttentionCall& call, const Queries& queries, const CachedBytes& keys,
-                const Dims& dims, Prefetch prefetch, AttentionState& state) {
+void add_scores(const Queries& queries, const CachedBytes& keys, const Dims& dims,
+                Prefetch prefetch, AttentionState& state) {
   const float* scales = keys.scales[dims.group];
-  if constexpr (Simd::kHasQuads) {
-    alignas(64) int8_t quads[kMaxHeadDim * kPositions];
-    quads_of_keys<Simd>(keys.steps + dims.first, keys.slot, dims.count, quads);
-    word_product<Simd, UnsignedColumns<Simd>, kMaxHeadDim>(
-        queries.count, state.bytes.steps + queries.first * kMaxHeadDim + dims.first, quads,
-        kPositions, whole_quads(dims.count) / kQuadDims,
-        [&](int i, int position, typename Simd::Ints sums) {
-          const int query = queries.first + i;
-          float* to = state.scores + i * kPositions + position;
-          const int32_t start = Simd::kQuadOffset * state.bytes.negative_sums[query][dims.group];
-          const auto products = Simd::to_floats(sums, start);
-          const auto scale =
-              Simd::multiply(Simd::load(scales + position), Simd::set(state.bytes.scales[query]));
-          Simd::store(to, dims.group == 0 ? Simd::multiply(scale, products)
-                                          : Simd::multiply_add(scale, products, Simd::load(to)));
-        },
-        prefetch);
-  } else {
-    alignas(64) float products[kMaxQueries * kPositions];
-    score_all<Simd>(queries.count, state.queries + queries.first * call.head_dim + dims.first,
-                    static_cast<int>(call.head_dim), keys.steps + dims.first, keys.slot, dims.count,
-                    state.keys, products, prefetch);
-    for (int i = 0; i < queries.count * kPositions; i += Simd::kLanes) {
-      const auto scale = Simd::load(scales + i % kPositions);
-      const auto before = dims.group == 0 ? Simd::set(0.0f) : Simd::load(state.scores + i);
-      Simd::store(state.scores + i, Simd::multiply_add(scale, Simd::load(products + i), before));
-    }
-  }
+  alignas(64) int8_t quads[kMaxHeadDim * kPositions];
+  quads_of_keys<Simd>(keys.steps + dims.first, keys.slot, dims.count, quads);
+  word_product<Simd, SignedFactors<Simd>, kMaxHeadDim>(
+      queries.count, state.bytes.steps + queries.first * kMaxHeadDim + dims.first, quads,
+      kPositions, whole_quads(dims.count) / kQuadDims,
+      [&](int i, int position, typename Simd::Ints sums) {
+        const int query = queries.first + i;
+        float* to = state.scores + i * kPositions + position;
+        const int32_t start = Simd::kQuadOffset * state.bytes.negative_sums[query][dims.group];
+        const auto products = Simd::to_floats(sums, start);
+        const auto scale =
+            Simd::multiply(Simd::load(scales + position), Simd::set(state.bytes.scales[query]));
+        Simd::store(to, dims.group == 0 ? Simd::multiply(scale, products)
+                                        : Simd::multiply_add(scale, products, Simd::load(to)));
+      },
+      prefetch);
 }
 
 // Converts weights times scales, none of which is negative, to bytes with a scale for each query.
@@ -227,34 +214,24 @@ void quantise_weights(int num_queries, const float* weights, const float* scales
 // Adds the weights of a block times some dimensions of its values to outputs[query][column].
 template <class Simd>
 void add_weighed(const AttentionCall& call, const Queries& queries, const CachedBytes& values,
-                 const Dims& dims, int count, Prefetch prefetch, AttentionState& state) {
+                 const Dims& dims, Prefetch prefetch, AttentionState& state) {
   const auto value_dim = static_cast<int>(call.value_dim);
   const int begin = static_cast<int>(call.head_dim) - value_dim;  // of the values in keys
   float* outputs = state.outputs + queries.first * value_dim + dims.first - begin;
   const float* scales = values.scales[dims.group];
-  if constexpr (Simd::kHasQuads) {
-    alignas(64) int8_t weights[kMaxQueries * kPositions];
-    alignas(64) int8_t quads[kMaxHeadDim * kPositions];
-    float weight_scales[kMaxQueries];
-    quantise_weights<Simd>(queries.count, state.scores, scales, weights, weight_scales);
-    const int columns =
-        quads_of_values<Simd>(values.steps + dims.first, values.slot, dims.count, quads);
-    word_product<Simd, UnsignedFactors<Simd>, kPositions>(
-        queries.count, weights, quads, columns, kPositions / kQuadDims,
-        [&](int query, int column, typename Simd::Ints sums) {
-          add_columns<Simd>(weight_scales[query], Simd::to_floats(sums, 0), dims.count - column,
-                            outputs + query * value_dim + column);
-        },
-        prefetch);
-  } else {
-    alignas(64) float weights[kMaxQueries * kPositions];
-    for (int i = 0; i < queries.count * kPositions; i += Simd::kLanes) {
-      const auto scale = Simd::load(scales + i % kPositions);
-      Simd::store(weights + i, Simd::multiply(scale, Simd::load(state.scores + i)));
-    }
-    add_values<Simd>(queries.count, dims.count, weights, values.steps + dims.first, values.slot,
-                     count, outputs, value_dim, prefetch);
-  }
+  alignas(64) int8_t weights[kMaxQueries * kPositions];
+  alignas(64) int8_t quads[kMaxHeadDim * kPositions];
+  float weight_scales[kMaxQueries];
+  quantise_weights<Simd>(queries.count, state.scores, scales, weights, weight_scales);
+  const int columns =
+      quads_of_values<Simd>(values.steps + dims.first, values.slot, dims.count, quads);
+  word_product<Simd, UnsignedFactors<Simd>, kPositions>(
+      queries.count, weights, quads, columns, kPositions / kQuadDims,
+      [&](int query, int column, typename Simd::Ints sums) {
+        add_columns<Simd>(weight_scales[query], Simd::to_floats(sums, 0), dims.count - column,
+                          outputs + query * value_dim + column);
+      },
+      prefetch);
 }
 
 template <class Simd>
@@ -276,7 +253,7 @@ void attend_bytes(const AttentionCall& call, const Block& block, const Block& ne
     const Dims dims = dims_of(group, 0);
     const Prefetch fetch(next.keys + group * next_bytes, next_bytes,
                          whole_quads(dims.count) / kQuadDims);
-    add_scores<Simd>(call, queries, bytes, dims, fetch, state);
+    add_scores<Simd>(queries, bytes, dims, fetch, state);
   }
   weigh_all<Simd>(call, block, queries, state);
   if (has_values) {
@@ -286,7 +263,7 @@ void attend_bytes(const AttentionCall& call, const Block& block, const Block& ne
   for (int group = begin / group_dims; group < groups; ++group) {
     const int64_t size = has_values ? next_bytes : 0;
     const Prefetch fetch(next.values + group * next_bytes, size, kPositions / kQuadDims);
-    add_weighed<Simd>(call, queries, bytes, dims_of(group, begin), block.count, fetch, state);
+    add_weighed<Simd>(call, queries, bytes, dims_of(group, begin), fetch, state);
   }
 }
 

@@ -9,6 +9,10 @@
 namespace hearth {
 namespace {
 
+// So few rows are multiplied by four vectors of columns at once, not by two: their sums would wait
+// for each other.
+constexpr int kFewRows = 3;
+
 // Fetches a block of keys or values into the second level cache, a little with every step of other
 // work. Fetched at once, it would hold up the work that follows. The processor's own prefetching
 // stops at every page of the system, which has 32 positions of 64 halves.
@@ -43,11 +47,6 @@ typename Simd::Vector load_element(const uint16_t* from) {
   return Simd::load_half(from);
 }
 
-template <class Simd>
-typename Simd::Vector load_element(const int8_t* from) {
-  return Simd::load_int8(from);
-}
-
 // Some dimensions of the keys at kLanes positions, with one vector for each dimension.
 template <class Simd, class Element>
 class Columns {
@@ -58,20 +57,6 @@ class Columns {
 
  private:
   typename Simd::Vector columns_[kDims];
-};
-
-// Moves four dimensions of bytes as one, which takes a quarter of the shuffles.
-template <class Simd>
-class Columns<Simd, int8_t> {
- public:
-  static constexpr int kDims = 4 * Simd::kLanes;
-  Columns(const int8_t* from, int64_t stride) { Simd::load_quads(from, stride, quads_); }
-  typename Simd::Vector operator[](int dim) const {
-    return Simd::from_quad(quads_[dim / 4], dim % 4);
-  }
-
- private:
-  typename Simd::Vector quads_[Simd::kLanes];
 };
 
 // Computes c += a b for kRows rows and kVectors vectors of columns, where b is [depth][columns].
@@ -139,10 +124,10 @@ void product(int num_rows, int columns, const float* a, int64_t a_stride, const 
              int64_t b_stride, int depth, float* c, int64_t c_stride, Prefetch& prefetch) {
   constexpr int kLanes = Simd::kLanes;
   int column = 0;
-  if (num_rows == 1) {  // more sums that do not wait for each other
+  if (num_rows <= kFewRows) {
     for (; column + 4 * kLanes <= columns; column += 4 * kLanes) {
-      product_columns<Simd, 1, 4>(num_rows, a, a_stride, b + column, b_stride, depth, c + column,
-                                  c_stride, prefetch);
+      product_columns<Simd, kFewRows, 4>(num_rows, a, a_stride, b + column, b_stride, depth,
+                                         c + column, c_stride, prefetch);
     }
   }
   for (; column + 2 * kLanes <= columns; column += 2 * kLanes) {
@@ -159,10 +144,10 @@ void product(int num_rows, int columns, const float* a, int64_t a_stride, const 
   }
 }
 
-// Sums of products of 32-bit words, each of which is four bytes. Instructions of x86-64 multiply
-// unsigned by signed bytes. Here columns are unsigned (see Simd::kQuadOffset), below factors.
+// Sums of products of 32-bit words, each of which is four bytes: of columns and factors, or of
+// factors that are not negative and columns.
 template <class Simd>
-struct UnsignedColumns {
+struct SignedFactors {
   using Sums = typename Simd::Ints;
   static Sums zeros() { return Simd::zeros(); }
   static Sums add(Sums sums, typename Simd::Ints factors, typename Simd::Ints columns) {
@@ -171,10 +156,10 @@ struct UnsignedColumns {
 };
 
 template <class Simd>
-struct UnsignedFactors : UnsignedColumns<Simd> {
+struct UnsignedFactors : SignedFactors<Simd> {
   using Sums = typename Simd::Ints;
   static Sums add(Sums sums, typename Simd::Ints factors, typename Simd::Ints columns) {
-    return Simd::add_quads(sums, factors, columns);
+    return Simd::add_unsigned_quads(sums, factors, columns);
   }
 };
 
@@ -243,10 +228,10 @@ template <class Simd, class Words, int kRowBytes, class Finish>
 void word_product(int num_rows, const void* a, const void* b, int columns, int depth,
                   const Finish& finish, Prefetch prefetch) {
   int column = 0;
-  if (num_rows == 1) {  // more sums that do not wait for each other
+  if (num_rows <= kFewRows) {
     for (; column + 4 * Simd::kLanes <= columns; column += 4 * Simd::kLanes) {
-      word_columns<Simd, Words, kRowBytes, 1, 4>(0, 1, column, a, b, columns, depth, finish,
-                                                 prefetch);
+      word_columns<Simd, Words, kRowBytes, kFewRows, 4>(0, num_rows, column, a, b, columns, depth,
+                                                        finish, prefetch);
     }
   }
   for (; column + 2 * Simd::kLanes <= columns; column += 2 * Simd::kLanes) {

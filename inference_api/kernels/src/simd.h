@@ -51,10 +51,10 @@ inline float fused_multiply_add(float a, float b, float c) {
 // One lane: for columns that no whole vector covers, and for processors without known vectors.
 struct Scalar {
   using Vector = float;
+  using Ints = int32_t;
   using Square = Scalar;  // the vectors for load_columns
   static constexpr int kLanes = 1;
-  static constexpr int kRows = 4;           // rows of a product's tile, with two vectors of columns
-  static constexpr bool kHasQuads = false;  // instructions that multiply four bytes by four
+  static constexpr int kRows = 4;  // rows of a product's tile, with two vectors of columns
   static constexpr bool kHasBFloat16 = false;  // instructions that multiply pairs of bfloat16
 
   static Vector load(const float* from) { return *from; }
@@ -80,14 +80,38 @@ struct Scalar {
   static void load_quads(const int8_t* from, int64_t, Vector (&quads)[1]) {
     std::memcpy(quads, from, sizeof quads);
   }
-  static Vector from_quad(Vector quad, int byte) {
-    int8_t bytes[sizeof quad];
-    std::memcpy(bytes, &quad, sizeof quad);
-    return bytes[byte];
-  }
-  static Vector load_int8(const int8_t* from) { return *from; }
   static Vector load_half(const uint16_t* from) { return half_to_float(*from); }
   static void store_half(uint16_t* to, Vector v) { *to = float_to_half(v); }
+  // Rounds to the nearest.
+  static void store_bytes(int8_t* to, Vector v) {
+    *to = static_cast<int8_t>(bits_from_float(v + 0x1.8p23f));
+  }
+  // Stores four rows of 16 columns as quads.
+  static void store_quads(int8_t* to, const int8_t* rows, int64_t stride) {
+    for (int i = 0; i < 64; ++i) {
+      to[i] = rows[i % 4 * stride + i / 4];
+    }
+  }
+  // The number to add to the signed bytes that add_quads takes first.
+  static constexpr int kQuadOffset = 0;
+  static Ints zeros() { return 0; }
+  static Ints load_words(const void* from) { return set_word(from); }
+  static Ints set_word(const void* from) {
+    int32_t word;
+    std::memcpy(&word, from, sizeof word);
+    return word;
+  }
+  // Adds the products of four bytes. The first ones of add_unsigned_quads are not negative.
+  static Ints add_quads(Ints sums, Ints offset_quad, Ints quad) {
+    for (int shift = 0; shift < 32; shift += 8) {
+      sums += static_cast<int8_t>(offset_quad >> shift) * static_cast<int8_t>(quad >> shift);
+    }
+    return sums;
+  }
+  static Ints add_unsigned_quads(Ints sums, Ints unsigned_quad, Ints quad) {
+    return add_quads(sums, unsigned_quad, quad);
+  }
+  static Vector to_floats(Ints sums, int32_t start) { return static_cast<float>(sums + start); }
 };
 
 #if defined(__aarch64__)
@@ -97,11 +121,6 @@ struct Simd128 {
   using Square = Simd128;
   static constexpr int kLanes = 4;
   static constexpr int kRows = 8;
-#if defined(__ARM_FEATURE_DOTPROD)
-  static constexpr bool kHasQuads = true;
-#else
-  static constexpr bool kHasQuads = false;
-#endif
   static constexpr bool kHasBFloat16 = false;
 
   static Vector load(const float* from) { return vld1q_f32(from); }
@@ -127,12 +146,6 @@ struct Simd128 {
   }
   static Vector where_negative(Vector x, Vector a, Vector b) {
     return vbslq_f32(vcltzq_f32(x), a, b);
-  }
-  static Vector load_int8(const int8_t* from) {
-    int32_t bytes;
-    std::memcpy(&bytes, from, sizeof bytes);
-    const int16x8_t shorts = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(bytes)));
-    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(shorts)));
   }
   static Vector load_half(const uint16_t* from) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
@@ -163,16 +176,12 @@ struct Simd128 {
     }
     transpose(columns);
   }
-  // Moves four bytes at a time: lane j of quads[i] has from[j][4 i…], for from_quad.
+  // Moves four bytes at a time: lane j of quads[i] has from[j][4 i…].
   static void load_quads(const int8_t* from, int64_t stride, Vector (&quads)[kLanes]) {
     for (int i = 0; i < kLanes; ++i) {
       quads[i] = vreinterpretq_f32_s8(vld1q_s8(from + i * stride));
     }
     transpose(quads);
-  }
-  static Vector from_quad(Vector quad, int byte) {
-    const int32x4_t on_top = vshlq_s32(vreinterpretq_s32_f32(quad), vdupq_n_s32(24 - 8 * byte));
-    return vcvtq_f32_s32(vshrq_n_s32(on_top, 24));
   }
   // Rounds to the nearest.
   static void store_bytes(int8_t* to, Vector v) {
@@ -186,8 +195,6 @@ struct Simd128 {
                              vld1q_s8(rows + 3 * stride)};
     vst4q_s8(to, all);
   }
-#if defined(__ARM_FEATURE_DOTPROD)
-  // Number to add to signed bytes that add_quads takes first, because x86-64 takes unsigned ones.
   static constexpr int kQuadOffset = 0;
   static Ints zeros() { return vdupq_n_s32(0); }
   static Ints load_words(const void* from) { return vld1q_s32(static_cast<const int32_t*>(from)); }
@@ -197,12 +204,22 @@ struct Simd128 {
     return vdupq_n_s32(word);
   }
   static Ints add_quads(Ints sums, Ints offset_quads, Ints quads) {
-    return vdotq_s32(sums, vreinterpretq_s8_s32(offset_quads), vreinterpretq_s8_s32(quads));
+    const int8x16_t a = vreinterpretq_s8_s32(offset_quads);
+    const int8x16_t b = vreinterpretq_s8_s32(quads);
+#if defined(__ARM_FEATURE_DOTPROD)
+    return vdotq_s32(sums, a, b);
+#else
+    const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+    const int32x4_t high = vpaddlq_s16(vmull_high_s8(a, b));
+    return vaddq_s32(sums, vpaddq_s32(low, high));
+#endif
+  }
+  static Ints add_unsigned_quads(Ints sums, Ints unsigned_quads, Ints quads) {
+    return add_quads(sums, unsigned_quads, quads);
   }
   static Vector to_floats(Ints sums, int32_t start) {
     return vcvtq_f32_s32(vaddq_s32(sums, vdupq_n_s32(start)));
   }
-#endif
 
  private:
   static void transpose(Vector (&rows)[kLanes]) {
@@ -225,11 +242,6 @@ struct Simd256 {
   using Square = Simd256;
   static constexpr int kLanes = 8;
   static constexpr int kRows = 4;
-#if defined(__AVXVNNI__)
-  static constexpr bool kHasQuads = true;
-#else
-  static constexpr bool kHasQuads = false;
-#endif
   static constexpr bool kHasBFloat16 = false;
 
   static Vector load(const float* from) { return _mm256_loadu_ps(from); }
@@ -253,10 +265,6 @@ struct Simd256 {
   static Vector minus_magnitude(Vector v) { return _mm256_or_ps(v, _mm256_set1_ps(-0.0f)); }
   static Vector where_negative(Vector x, Vector a, Vector b) {
     return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ));
-  }
-  static Vector load_int8(const int8_t* from) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
   }
   static Vector load_half(const uint16_t* from) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -292,13 +300,9 @@ struct Simd256 {
     }
     transpose_quarters(columns);
   }
-  // Moves four bytes at a time: lane j of quads[i] has from[j][4 i…], for from_quad.
+  // Moves four bytes at a time: lane j of quads[i] has from[j][4 i…].
   static void load_quads(const int8_t* from, int64_t stride, Vector (&quads)[kLanes]) {
     load_words(from, stride, quads);
-  }
-  static Vector from_quad(Vector quad, int byte) {
-    const __m256i on_top = _mm256_slli_epi32(_mm256_castps_si256(quad), 24 - 8 * byte);
-    return _mm256_cvtepi32_ps(_mm256_srai_epi32(on_top, 24));
   }
   // Rounds to the nearest.
   static void store_bytes(int8_t* to, Vector v) {
@@ -323,8 +327,6 @@ struct Simd256 {
     _mm_storeu_si128(quads + 2, _mm_unpacklo_epi16(high01, high23));
     _mm_storeu_si128(quads + 3, _mm_unpackhi_epi16(high01, high23));
   }
-#if defined(__AVXVNNI__)
-  static constexpr int kQuadOffset = 128;
   static Ints zeros() { return _mm256_setzero_si256(); }
   static Ints load_words(const void* from) {
     return _mm256_loadu_si256(static_cast<const __m256i*>(from));
@@ -334,13 +336,29 @@ struct Simd256 {
     std::memcpy(&word, from, sizeof word);
     return _mm256_set1_epi32(word);
   }
+#if defined(__AVXVNNI__)
+  static constexpr int kQuadOffset = 128;
   static Ints add_quads(Ints sums, Ints offset_quads, Ints quads) {
     return _mm256_dpbusd_avx_epi32(sums, offset_quads, quads);
   }
+  static Ints add_unsigned_quads(Ints sums, Ints unsigned_quads, Ints quads) {
+    return add_quads(sums, unsigned_quads, quads);
+  }
+#else
+  // vpmaddubsw adds two products in 16 bits, and saturates with more than 7 bits: see isa_256.h.
+  static constexpr int kQuadOffset = 0;
+  static Ints add_quads(Ints sums, Ints offset_quads, Ints quads) {
+    return add_unsigned_quads(sums, _mm256_abs_epi8(offset_quads),
+                              _mm256_sign_epi8(quads, offset_quads));
+  }
+  static Ints add_unsigned_quads(Ints sums, Ints unsigned_quads, Ints quads) {
+    const __m256i pairs = _mm256_maddubs_epi16(unsigned_quads, quads);
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+#endif
   static Vector to_floats(Ints sums, int32_t start) {
     return _mm256_cvtepi32_ps(_mm256_add_epi32(sums, _mm256_set1_epi32(start)));
   }
-#endif
 
  private:
   // columns[i][j] = word i of the row that begins j strides, in bytes, after `from`.
@@ -380,7 +398,6 @@ struct Simd512 {
   using Square = Simd256;
   static constexpr int kLanes = 16;
   static constexpr int kRows = 8;
-  static constexpr bool kHasQuads = true;
   static constexpr bool kHasBFloat16 = false;
 
   static Vector load(const float* from) { return _mm512_loadu_ps(from); }
@@ -427,6 +444,9 @@ struct Simd512 {
   }
   static Ints add_quads(Ints sums, Ints offset_quads, Ints quads) {
     return _mm512_dpbusd_epi32(sums, offset_quads, quads);
+  }
+  static Ints add_unsigned_quads(Ints sums, Ints unsigned_quads, Ints quads) {
+    return add_quads(sums, unsigned_quads, quads);
   }
   static Vector to_floats(Ints sums, int32_t start) {
     return _mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_set1_epi32(start)));

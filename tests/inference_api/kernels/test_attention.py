@@ -25,9 +25,7 @@ NAMES = {
     torch.uint8: "int4",  # of which a byte has two
 }
 DTYPES = st.sampled_from(list(NAMES))
-# Variants whose instructions multiply no bytes: attention to bytes is in floats there.
-FLOAT_VARIANTS = ("portable", "avx2", "neon")
-BFLOAT16_VARIANTS = ("avx512bf16", "amx")  # and those that multiply pairs of bfloat16
+BFLOAT16_VARIANTS = ("avx512bf16", "amx")  # which multiply pairs of bfloat16
 SINKS = st.none() | st.sampled_from([-200.0, 0.0, 30.0])  # about which they are
 
 
@@ -138,7 +136,7 @@ def as_used(
     if keys.dtype == torch.half and kernels.variant in BFLOAT16_VARIANTS:
         keys, values = (each.bfloat16().double() for each in keys_and_values)
         return (scaled.bfloat16().double(), keys, values), 2**-9
-    if keys.dtype not in (torch.int8, torch.uint8) or kernels.variant in FLOAT_VARIANTS:
+    if keys.dtype not in (torch.int8, torch.uint8):
         return (queries.double() * scale, *keys_and_values), 0.0
     rotated = (queries * (scale / (head_dim & -head_dim))) @ rotation(head_dim)
     largest = rotated.abs().amax(-1, keepdim=True)
