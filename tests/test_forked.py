@@ -11,6 +11,13 @@ import pytest
 from lab.kit.servers import TIMEOUT_S
 from tests.forked import ForkedProcess, fork_server
 
+END = """
+import atexit, sys, threading
+atexit.register(print, "at the exit")
+main = threading.main_thread()
+threading.Thread(target=lambda: main.join() or print("a thread", flush=True)).start()
+sys.exit("why")
+"""
 SHOW = """
 import json, os, signal, sys, warnings
 
@@ -62,6 +69,12 @@ def test_it_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
 def test_a_crash_is_in_the_log(tmp_path: Path) -> None:
     assert start(tmp_path, "raise ValueError('of its own')").wait(TIMEOUT_S) == 1
     assert "ValueError: of its own" in (tmp_path / "log").read_text()
+
+
+def test_it_ends_as_python_does(tmp_path: Path) -> None:
+    process = start(tmp_path, END)
+    assert process.wait(TIMEOUT_S) == 1
+    assert (tmp_path / "log").read_text() == "why\na thread\nat the exit\n"
 
 
 def test_it_is_waited_for_and_killed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import strategies
 
-from tests.forked import fork_servers, keep_one
+from tests.forked import fork_servers, keep_one, leave
 from tests.ports import leave_to_other_workers
 
 NUMBER = struct.Struct("i")
@@ -47,6 +47,10 @@ class Sender:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self._messages.send(nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        leave()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
