@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from flask import Response, jsonify
 
 from inference_api.apis.chat import Chat, ChatAnswer, answer_reader, chat_params
-from inference_api.apis.choosing import Chosen, ModelChoice
+from inference_api.apis.choosing import ChosenModel, ModelChoice
 from inference_api.apis.events import EVENT_STREAM, STREAM_HEADERS, breaking_off, switch_headers
 from inference_api.core.generations import Generations, Requests, TextGeneration
 from inference_api.core.served_model import ServedModel
@@ -30,7 +30,7 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class RunningReply:
     """The generations of one response, which have begun, and its headers."""
 
     generations: Sequence[TextGeneration]
@@ -70,7 +70,7 @@ class Answering:
     choice: ModelChoice
 
     def respond(
-        self, chat: Chat, writer_of: Callable[[Chosen, Tokenizer], Writer], streams: bool
+        self, chat: Chat, writer_of: Callable[[ChosenModel, Tokenizer], Writer], streams: bool
     ) -> Response:
         """Returns the answers to a chat. `writer_of` makes the writer, once the model is chosen."""
         chosen, model = self.model_of(chat)
@@ -81,22 +81,22 @@ class Answering:
             each = [chat_params(params, chat.use, model.tokenizer) for params in chat.params]
             return [(prompt, params) for params in each]
 
-        with self.begun(chosen, requests, chat.prompt_field) as begun:
-            prompt = begun.generations[0].prompt_tokens
+        with self.reply(chosen, requests, chat.prompt_field) as reply:
+            prompt = reply.generations[0].prompt_tokens
             answers = [
                 ChatAnswer(each, answer_reader(model.tokenizer, chat.use, prompt, chat.turns))
-                for each in begun.generations
+                for each in reply.generations
             ]
-            return begun.respond(writer_of(chosen, model.tokenizer), answers, len(prompt), streams)
+            return reply.respond(writer_of(chosen, model.tokenizer), answers, len(prompt), streams)
 
-    def model_of(self, chat: Chat) -> tuple[Chosen, ServedModel]:
+    def model_of(self, chat: Chat) -> tuple[ChosenModel, ServedModel]:
         """Returns the chosen model. Raises UnknownModel, NotReady, Draining and BackendFailed."""
         return self.choice.served(chat.model, chat.user_texts)
 
     @contextmanager
-    def begun(
-        self, chosen: Chosen, requests: Callable[[ServedModel], Requests], field: str
-    ) -> Iterator[Begun]:
+    def reply(
+        self, chosen: ChosenModel, requests: Callable[[ServedModel], Requests], field: str
+    ) -> Iterator[RunningReply]:
         """Begins generations, and closes them unless a streamed response does. `requests` encodes
         the prompts, once the call is admitted. A refusal for their length names `field`. Raises
         HearthError."""
@@ -106,7 +106,7 @@ class Answering:
                 running = self.generations.begin(admitted, requests(admitted.model))
             for each in running:
                 closing.callback(each.close)
-            yield Begun(running, chosen.headers, closing)
+            yield RunningReply(running, chosen.headers, closing)
 
 
 @contextmanager

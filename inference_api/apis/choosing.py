@@ -14,7 +14,7 @@ from inference_api.settings.bundle_file import ROUTED
 _UNQUOTED = punctuation.replace("%", " ")  # not encoded in headers, like letters and digits
 
 
-class Chosen(NamedTuple):
+class ChosenModel(NamedTuple):
     """A chosen model. `shown` is its name in the answer; `route` is set if a router chose it."""
 
     name: str
@@ -35,10 +35,10 @@ class ModelChoice:
         self._backend = backend
         self._settings = backend.settings
 
-    def check(self, requested: str) -> None:
+    def check(self, name: str) -> None:
         """Raises the errors of `choose` that do not depend on the text."""
-        if requested != ROUTED or self._settings.bundle is None:
-            self._settings.name_of(requested)
+        if name != ROUTED or self._settings.bundle is None:
+            self._settings.name_of(name)
         elif self._router is None:
             raise InvalidRequest(
                 f"model: {ROUTED} needs a router, and the bundle has none; name an expert: "
@@ -46,26 +46,26 @@ class ModelChoice:
                 "model",
             )
 
-    def choose(self, requested: str | None, messages: Sequence[str]) -> Chosen:
+    def choose(self, name: str | None, messages: Sequence[str]) -> ChosenModel:
         """Returns the model of this name; None means the default model.
 
         `messages` are the user's, oldest first. Raises UnknownModel, or InvalidRequest for `auto`
         without a router or without text.
         """
-        requested = self._settings.default_model.name if requested is None else requested
-        self.check(requested)
-        if requested != ROUTED or self._router is None:
-            return Chosen(self._settings.name_of(requested), requested)
+        name = self._settings.default_model.name if name is None else name
+        self.check(name)
+        if name != ROUTED or self._router is None:
+            return ChosenModel(self._settings.name_of(name), name)
         if not messages:
             raise InvalidRequest(
                 f"model: {ROUTED} needs text of a user, and there is none; name an expert.", "model"
             )
         route = self._router.route(messages)
-        return Chosen(route.member, route.member, route)
+        return ChosenModel(route.member, route.member, route)
 
-    def served(self, requested: str | None, messages: Sequence[str]) -> tuple[Chosen, ServedModel]:
+    def served(self, name: str | None, messages: Sequence[str]) -> tuple[ChosenModel, ServedModel]:
         """Returns the choice, and the chosen model. Raises what `choose` raises, NotReady, Draining
         and BackendFailed."""
-        chosen = self.choose(requested, messages)
+        chosen = self.choose(name, messages)
         self._backend.check_admission()
         return chosen, self._backend.served[chosen.name]

@@ -117,8 +117,8 @@ def create_blueprint(answering: Answering) -> Blueprint:
         def requests(model: ServedModel) -> Requests:
             return [(encoded(each, model, "input"), params) for each in inputs]
 
-        with answering.begun(chosen, requests, "input") as begun:
-            return begun.complete(_answer(body, chosen.shown, begun.generations))
+        with answering.reply(chosen, requests, "input") as reply:
+            return reply.complete(_answer(body, chosen.shown, reply.generations))
 
     return blueprint
 

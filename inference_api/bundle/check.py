@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from inference_api.bundle.sums import FAST_MEMORY, MEMORY, SLOTS, Limit, Piece, Taken, excess
+from inference_api.bundle.sums import FAST_MEMORY, MEMORY, SLOTS, Limit, MemberMemory, Piece, excess
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
@@ -122,7 +122,7 @@ def check_bundle(bundle: Bundle, settings: Settings) -> Validation:
     )
 
 
-def _utilization(bundle: Bundle, settings: Settings, taken: list[Taken]) -> Utilization:
+def _utilization(bundle: Bundle, settings: Settings, taken: list[MemberMemory]) -> Utilization:
     fast_memory = _fast_memory(settings)
     return Utilization(
         memory=Share(need_bytes=MEMORY.need(taken), limit_bytes=bundle.memory_limit),
@@ -150,7 +150,7 @@ class _Check:
         self._settings = settings
         self._look_at = cache(partial(_look_at, settings.device == "cuda"))
 
-    def member(self, member: BundleMember) -> Taken | None:
+    def member(self, member: BundleMember) -> MemberMemory | None:
         """Returns the memory that a member takes; None if its files cannot be read or served."""
         before = len(self.found)
         settings = self._settings.of_member(member)
@@ -187,7 +187,7 @@ class _Check:
             limit = f"limit USER_ROWS={self._settings.user_rows}"
             self._info("RowsSufficient", f"rows.min: need {needed} rows, {limit}.")
 
-    def limits(self, bundle: Bundle, taken: list[Taken]) -> None:
+    def limits(self, bundle: Bundle, taken: list[MemberMemory]) -> None:
         """Check the limits for the members in `taken`. The total of fast memory leaves out members
         that are too large even alone."""
         if taken:
@@ -253,7 +253,7 @@ class _Check:
 
 
 def _against(
-    limit: Limit, taken: list[Taken], limit_bytes: int, name: str | None = None
+    limit: Limit, taken: list[MemberMemory], limit_bytes: int, name: str | None = None
 ) -> Finding:
     """Returns the finding whether a limit holds for all members, or for the member `name`."""
     need_bytes = limit.need(taken)
@@ -312,7 +312,7 @@ def _needs(
     model: _Model,
     draft: _Model | None,
     heads: Path | None,
-) -> Taken:
+) -> MemberMemory:
     options = EngineOptions.from_settings(settings)
     rows = member.rows.min
     pieces = [_piece(model, options, rows)]
@@ -325,7 +325,7 @@ def _needs(
         draft_options = options.of_draft(model.config.context(options.max_seq_len), draft.config)
         pieces.append(_piece(draft, draft_options, rows))
         scratch = max(scratch, scratch_bytes(draft.config, outputs))
-    return Taken(member.name, tuple(pieces), member.pinned, scratch)
+    return MemberMemory(member.name, tuple(pieces), member.pinned, scratch)
 
 
 def _piece(model: _Model, options: EngineOptions, rows: int) -> Piece:

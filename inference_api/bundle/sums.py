@@ -19,7 +19,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class MemberMemory:
     """The memory of one member."""
 
     name: str
@@ -54,7 +54,7 @@ class Taken:
         return sum(slot_bytes(piece.weights_bytes, piece.cache_bytes) for piece in self.pieces)
 
 
-Members = Sequence[Taken]
+Members = Sequence[MemberMemory]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Limit:
 
     key: str
     need: Callable[[Members], int]
-    size: Callable[[Taken], int]
+    size: Callable[[MemberMemory], int]
 
 
 def memory_need(members: Members) -> int:
@@ -131,7 +131,7 @@ def _to_drop(limit: Limit, members: Members, limit_bytes: int) -> Members:
     def need(dropped: Members) -> int:
         return limit.need([each for each in members if each not in dropped])
 
-    dropped: list[Taken] = []
+    dropped: list[MemberMemory] = []
     while (before := need(dropped)) > limit_bytes:
         saved = {each: before - need([*dropped, each]) for each in members if each not in dropped}
         order = {each: (bytes_, limit.size(each)) for each, bytes_ in saved.items()}

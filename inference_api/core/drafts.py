@@ -45,14 +45,14 @@ class Drafting(DraftSource, Protocol):
         """Learn how many seconds a turn took in the model, and in the rest of the loop."""
 
 
-class Accepted(NamedTuple):
+class AcceptedTokens(NamedTuple):
     """The tokens of a step that a row accepts."""
 
     tokens: Sequence[int]  # indices into the step's tokens, for `ModelRunner.keep`
     drawn: Sequence[Drawn]  # the row's new tokens: accepted guesses, then one more token
 
 
-def accepted_branch(step: RowStep, drawn: Sequence[Drawn]) -> Accepted:
+def accepted_branch(step: RowStep, drawn: Sequence[Drawn]) -> AcceptedTokens:
     """Returns the longest branch of a draft on which each guess equals the token drawn before it.
     A draw depends only on its branch and position, so the text is the same as without drafts."""
     first = step.num_undrawn
@@ -62,4 +62,4 @@ def accepted_branch(step: RowStep, drawn: Sequence[Drawn]) -> Accepted:
         if parent == tokens[-1] and step.token_ids[token] == along[-1].token_id:
             tokens.append(token)
             along.append(drawn[token - first])
-    return Accepted(tokens, along)
+    return AcceptedTokens(tokens, along)

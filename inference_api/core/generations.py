@@ -37,7 +37,7 @@ Requests = Sequence[tuple[Prompt, GenerationParams]]
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AdmittedRequest:
     """An admitted request: its model, its caller, and its arrival on `time.monotonic`."""
 
     model: ServedModel
@@ -186,7 +186,7 @@ class Generations:
     """Called with the model and each inter-token latency in seconds."""
 
     @contextmanager
-    def admitted(self, model: str, caller: Caller) -> Iterator[Admitted]:
+    def admitted(self, model: str, caller: Caller) -> Iterator[AdmittedRequest]:
         """Admit a request to `model`, a name of `Settings.served_models`, before its prompt is
         encoded. Encode it and call `begin` inside the context, which reports every HearthError to
         the observers. Raises NotReady, Draining, BackendFailed and QueueFull."""
@@ -194,13 +194,13 @@ class Generations:
         try:
             self.backend.check_admission()
             self.backend.input_queue.check_room(model)
-            yield Admitted(self.backend.served[model], caller, arrived_s)
+            yield AdmittedRequest(self.backend.served[model], caller, arrived_s)
         except HearthError as error:
             for observer in self.observers:
                 observer.refused(caller, model, error)
             raise
 
-    def begin(self, admitted: Admitted, requests: Requests) -> list[TextGeneration]:
+    def begin(self, admitted: AdmittedRequest, requests: Requests) -> list[TextGeneration]:
         """Queue the requests of a call, and return once each has its first event. The first must
         find room in the queue at once; the others wait for room. If one fails, all are ended.
 
@@ -227,7 +227,7 @@ class Generations:
     def _queue_after(
         self,
         before: TextGeneration | None,
-        admitted: Admitted,
+        admitted: AdmittedRequest,
         prompt: Prompt,
         params: GenerationParams,
     ) -> TextGeneration:
@@ -243,7 +243,7 @@ class Generations:
         return self._queue(admitted, prompt, params, is_first=True)
 
     def _queue(
-        self, admitted: Admitted, prompt: Prompt, params: GenerationParams, is_first: bool
+        self, admitted: AdmittedRequest, prompt: Prompt, params: GenerationParams, is_first: bool
     ) -> TextGeneration:
         model, caller, backend = admitted.model, admitted.caller, self.backend
         backend.check_admission()
@@ -280,7 +280,7 @@ class Generations:
 
 
 def request_of(
-    admitted: Admitted, output: OutputQueue, prompt: Prompt, params: GenerationParams
+    admitted: AdmittedRequest, output: OutputQueue, prompt: Prompt, params: GenerationParams
 ) -> GenerationRequest:
     """Returns the request for the decode thread. Raises InvalidRequest for a token or a draft
     source that the model does not have, and for a constraint that cannot be followed."""

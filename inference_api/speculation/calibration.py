@@ -15,7 +15,7 @@ CERTAIN = 0.98  # upper bound of a likelihood
 LEAST = 1e-9  # lower bound of a likelihood
 
 
-class Proposed(NamedTuple):
+class ProposedDraft(NamedTuple):
     """A row's draft. `bins` has each guess's kind and bin as one number."""
 
     row: UserRow
@@ -32,7 +32,7 @@ class Calibration:
     def __init__(self, num_kinds: int) -> None:
         self._hits = [PRIOR_TRIALS] * num_kinds * NUM_BINS
         self._expected = [PRIOR_TRIALS] * num_kinds * NUM_BINS
-        self._proposed: Mapping[int, Proposed] = {}  # drafts for the next step, by row index
+        self._proposed: Mapping[int, ProposedDraft] = {}  # drafts for the next step, by row index
 
     def calibrated(self, kind: int, probability: float) -> tuple[int, float]:
         """Returns a guess's kind and bin as one number, and its corrected likelihood if the guess
@@ -41,7 +41,7 @@ class Calibration:
         each = NUM_BINS * kind + min(int(-log2(likely)), NUM_BINS - 1)
         return each, min(likely * self._hits[each] / self._expected[each], CERTAIN)
 
-    def drafts(self, proposed: Iterable[Proposed]) -> Mapping[int, Draft]:
+    def drafts(self, proposed: Iterable[ProposedDraft]) -> Mapping[int, Draft]:
         """Returns the drafts by row index, and remembers them for `learn`."""
         self._proposed = {each.row.index: each for each in proposed}
         return {index: each.draft for index, each in self._proposed.items()}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import Guess
-from inference_api.speculation.calibration import Calibration, Proposed
+from inference_api.speculation.calibration import Calibration, ProposedDraft
 
 LEAST_LIKELIHOOD = 0.2  # a chain gets another guess only if it is at least this likely
 
@@ -32,9 +32,9 @@ class Chain:
         self.room = self.room - 1 if of_chain >= LEAST_LIKELIHOOD else 0
 
     @property
-    def proposed(self) -> Proposed:
+    def proposed(self) -> ProposedDraft:
         draft = Draft(self.token_ids, None, self.likelihoods)
-        return Proposed(self.row, draft, self.bins, self.probabilities)
+        return ProposedDraft(self.row, draft, self.bins, self.probabilities)
 
 
 class Growth:

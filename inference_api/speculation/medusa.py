@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import DraftHeads, Hidden
-from inference_api.speculation.calibration import Calibration, Proposed
+from inference_api.speculation.calibration import Calibration, ProposedDraft
 
 NO_NODE = -1  # means no node
 
@@ -76,7 +76,7 @@ class _Tree:
         probabilities: Sequence[Sequence[float]],
         calibration: Calibration,
         max_tokens: int,
-    ) -> Proposed:
+    ) -> ProposedDraft:
         """Returns the likeliest nodes, best first. Tokens and probabilities are [heads, ranks].
 
         A node is considered only after its parent and its previous sibling, which are at least as
@@ -102,4 +102,4 @@ class _Tree:
             if (child := self._first_child[node]) != NO_NODE:
                 consider(child, place, likelihood, likelihood)
         tokens, parents, likelihoods, bins, stated = map(list, zip(*chosen, strict=True))
-        return Proposed(row, Draft(tokens, parents, likelihoods), bins, stated)
+        return ProposedDraft(row, Draft(tokens, parents, likelihoods), bins, stated)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft, UserRow
-from inference_api.speculation.calibration import Calibration, Proposed
+from inference_api.speculation.calibration import Calibration, ProposedDraft
 
 MAX_PROMPT_TOKENS = 16_384  # the index has only a prompt's last tokens, about 350 bytes for each
 FIRST_SHARE = 0.5  # assumed share of right guesses in a new row
@@ -58,7 +58,7 @@ class NgramDrafts:
         index = self._indices.get(row.index)
         return index if index is not None and index.row is row else None
 
-    def _chain(self, index: "NgramIndex", match: Match) -> Proposed:
+    def _chain(self, index: "NgramIndex", match: Match) -> ProposedDraft:
         kind, num_later = 2 * (match.size - 2), len(match.token_ids) - 1
         (first, likely), (later, likely_later) = (
             self._calibration.calibrated(each, index.share) for each in (kind, kind + 1)
@@ -66,7 +66,7 @@ class NgramDrafts:
         likelihoods = accumulate(repeat(likely_later, num_later), mul, initial=likely)
         draft = Draft(match.token_ids, None, [*likelihoods])
         bins, shares = [first, *[later] * num_later], [index.share] * (1 + num_later)
-        return Proposed(index.row, draft, bins, shares)
+        return ProposedDraft(index.row, draft, bins, shares)
 
 
 class NgramIndex:

@@ -119,7 +119,7 @@ OR_ALL = BeforeValidator(lambda tokens: MAX_INTEGER if tokens == -1 else tokens)
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_INTEGER), OR_ALL]
 
 
-AskedSpeculation = Annotated[
+RequestedSpeculation = Annotated[
     Speculation | None,
     Field(
         description="Who drafts tokens: auto, as the server does it; off, nobody; else one of the "

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from inference_api.request import DEFAULTED, SamplingParams
-from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, AskedSpeculation, Body
+from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, Body, RequestedSpeculation
 
 Salt = Annotated[str, Field(max_length=256)]
 
@@ -29,7 +29,7 @@ class SampledBody(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=10), ANY_SIZE] | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     cache_salt: Salt | None = None
-    speculation: AskedSpeculation = None
+    speculation: RequestedSpeculation = None
 
     @property
     def unset(self) -> frozenset[str]:

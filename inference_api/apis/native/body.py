@@ -14,7 +14,7 @@ from common.key_files import float_of
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams, SamplingParams
 from inference_api.web.entries import FILLED, MAX_STOP_CHARS, StopString
-from inference_api.web.fields import AskedSpeculation, Body, Json
+from inference_api.web.fields import Body, Json, RequestedSpeculation
 from inference_api.web.json_object import parse_object, shortened
 from inference_api.web.left_aside import LeftAside
 from inference_api.web.sampling import seed_of
@@ -109,7 +109,7 @@ class NativeBody(Body):
     # Printable ASCII: it is a header.
     session_id: str | None = Field(None, pattern=f"^[!-~]{{0,{MAX_SESSION_ID_CHARS}}}$")
     seed: OptionalInteger = Field(None, ge=-(2**63), le=2**63 - 1)
-    speculation: AskedSpeculation = None
+    speculation: RequestedSpeculation = None
 
     def params(self) -> GenerationParams:
         """Returns the parameters, with a random seed where none is given."""

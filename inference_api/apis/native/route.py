@@ -46,10 +46,10 @@ class _Native:
         def requests(served: ServedModel) -> Requests:
             return [(encode(served, body.text), params)]
 
-        with self.answering.begun(chosen, requests, "text") as begun:
-            [generation] = begun.generations
+        with self.answering.reply(chosen, requests, "text") as reply:
+            [generation] = reply.generations
             num_tokens, chunks = len(generation.prompt_tokens), write(body, generation)
-            return begun.streamed(chunks, content_type, num_tokens)
+            return reply.streamed(chunks, content_type, num_tokens)
 
     def raw_text(self, body: NativeBody, generation: TextGeneration) -> Iterator[bytes]:
         if body.return_prompt:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_api.apis.chat import ChatAnswer
-from inference_api.apis.choosing import Chosen
+from inference_api.apis.choosing import ChosenModel
 from inference_api.apis.events import dumped, sse
 from inference_api.apis.openai.bodies import ChatBody, GenerationBody, StreamOptions
 from inference_api.apis.openai.logprobs import Logprobs, LogprobsAnswer, first_of, prompt_logprobs
@@ -166,7 +166,7 @@ class ChoicesWriter:
         self,
         body: GenerationBody,
         tokenizer: Tokenizer,
-        chosen: Chosen,
+        chosen: ChosenModel,
         request_id: str,
         created_at: int,
     ) -> None:

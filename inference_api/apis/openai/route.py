@@ -54,9 +54,9 @@ def create_blueprint(answering: Answering) -> Blueprint:
             token_ids = [encoded(prompt, model, "prompt") for prompt in prompts]
             return [(prompt, each) for prompt in token_ids for each in params]
 
-        with answering.begun(chosen, requests, "prompt") as begun:
-            answers = [ChatAnswer(generation, plain_reader()) for generation in begun.generations]
-            num_tokens = sum(len(each.prompt_tokens) for each in begun.generations[:: len(params)])
-            return begun.respond(writer, answers, num_tokens, bool(body.stream))
+        with answering.reply(chosen, requests, "prompt") as reply:
+            answers = [ChatAnswer(generation, plain_reader()) for generation in reply.generations]
+            num_tokens = sum(len(each.prompt_tokens) for each in reply.generations[:: len(params)])
+            return reply.respond(writer, answers, num_tokens, bool(body.stream))
 
     return blueprint

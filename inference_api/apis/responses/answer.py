@@ -9,7 +9,7 @@ from typing import Any, Literal, NotRequired
 from inference_api.apis.chat import ChatAnswer
 from inference_api.apis.events import named_event
 from inference_api.apis.responses.body import ResponsesBody
-from inference_api.apis.responses.tools import Called, object_of
+from inference_api.apis.responses.tools import CalledTool, object_of
 from inference_api.errors import HearthError
 from inference_api.tools.parts import AnswerPart, PartDelta, PartEnd, PartEvent, PartStart, parts_of
 from inference_api.web.wire import WireDict
@@ -148,7 +148,7 @@ class ResponseWriter:
     body: ResponsesBody
 
     @cached_property
-    def called_tools(self) -> Mapping[str, Called]:
+    def called_tools(self) -> Mapping[str, CalledTool]:
         return self.body.called_tools()
 
     def complete(self, answers: Sequence[ChatAnswer]) -> ResponseAnswer:
@@ -219,8 +219,8 @@ class ResponseWriter:
         of_part = of_item if part.kind == "call" else {**of_item, "content_index": 0}
         return {"type": f"response.{kind}", **of_part, **more}
 
-    def _called(self, part: AnswerPart) -> Called:
-        return self.called_tools.get(part.name) or Called(part.name)
+    def _called(self, part: AnswerPart) -> CalledTool:
+        return self.called_tools.get(part.name) or CalledTool(part.name)
 
     def _form(self, part: AnswerPart) -> tuple[str, str]:
         return _FORMS[self._called(part).kind if part.kind == "call" else part.kind]

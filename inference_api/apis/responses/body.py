@@ -12,7 +12,7 @@ from inference_api.apis.chat import Chat
 from inference_api.apis.openai.field_kinds import ADVISORY
 from inference_api.apis.openai.tools import choice_of
 from inference_api.apis.responses.input import Input, tools_of, turns_of
-from inference_api.apis.responses.tools import Called, ToolChoice, Tools, flattened
+from inference_api.apis.responses.tools import CalledTool, ToolChoice, Tools, flattened
 from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.tools.events import Tool
 from inference_api.web.constraints import Schema, schema_constraint
@@ -97,7 +97,7 @@ class ResponsesBody(ToolBody, SampledBody):
         names = {tool.name for tool in offered}
         return [*offered, *(tool for name, tool in found.items() if name not in names)]
 
-    def called_tools(self) -> dict[str, Called]:
+    def called_tools(self) -> dict[str, CalledTool]:
         """Returns how calls are shown, by the tools' names in the prompt."""
         tools = [*tools_of(self.input), *(self.tools or ())]
         return {tool.name: called for tool, called in flattened(tools)}

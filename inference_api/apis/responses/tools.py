@@ -41,7 +41,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class CalledTool:
     """How calls of a tool are shown. For a custom tool with a grammar, the model writes the input
     itself. Without a grammar it writes JSON: `{"input": ...}`."""
 
@@ -143,24 +143,24 @@ Tools = Annotated[
 ]
 
 
-def flattened(tools: Sequence[AnyTool]) -> Iterator[tuple[Tool, Called]]:
+def flattened(tools: Sequence[AnyTool]) -> Iterator[tuple[Tool, CalledTool]]:
     """Yields each tool as the model sees it, with how its calls are shown."""
     for tool in tools:
         if isinstance(tool, Namespace):
             for each in tool.tools:
                 yield _flat_tool(each, tool.name)
         elif isinstance(tool, ShellTool):
-            yield tool.as_tool(), Called(SHELL, "shell")
+            yield tool.as_tool(), CalledTool(SHELL, "shell")
         elif isinstance(tool, SearchTool):
-            yield tool.as_tool(), Called(SEARCH, "search")
+            yield tool.as_tool(), CalledTool(SEARCH, "search")
         else:
             yield _flat_tool(tool, None)
 
 
-def _flat_tool(tool: FlatTool | CustomTool, namespace: str | None) -> tuple[Tool, Called]:
+def _flat_tool(tool: FlatTool | CustomTool, namespace: str | None) -> tuple[Tool, CalledTool]:
     plain = tool.as_tool(flat_name(namespace, tool.name))
     kind: Literal["function", "custom"] = "custom" if tool.type == "custom" else "function"
-    return plain, Called(tool.name, kind, namespace, is_raw=plain.input_rule is not None)
+    return plain, CalledTool(tool.name, kind, namespace, is_raw=plain.input_rule is not None)
 
 
 class NamedTool(Body):

@@ -47,7 +47,7 @@ def make_writable(folder: Path) -> None:
     TemporaryFile(dir=folder).close()
 
 
-class Stored(NamedTuple):
+class RecordFile(NamedTuple):
     """What is known of a record's file."""
 
     parts: int
@@ -70,7 +70,7 @@ class PageFolder:
         self._max_bytes = max_bytes
         make_writable(folder)
         self._lock = Lock()  # guards the next two fields
-        self._stored: OrderedDict[bytes, Stored] = OrderedDict()  # least recently used first
+        self._stored: OrderedDict[bytes, RecordFile] = OrderedDict()  # least recently used first
         self._num_bytes = 0
         self._find_files()
         self._queue: Queue[PageRecord | None] = Queue(QUEUED_RECORDS)
@@ -148,7 +148,7 @@ class PageFolder:
                 os.utime(self._path(key, parts), ns=(first_ns + place * STEP_NS,) * 2)
 
     def _find_files(self) -> None:
-        found: list[tuple[int, bytes, Stored]] = []
+        found: list[tuple[int, bytes, RecordFile]] = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 is_draft, name = entry.name.endswith(DRAFT), NAME.fullmatch(entry.name)
@@ -161,7 +161,7 @@ class PageFolder:
                 if is_draft and time.time() - state.st_mtime > MAX_DRAFT_S:
                     Path(entry).unlink(missing_ok=True)  # left by a process that was killed
                 elif name is not None:
-                    stored = Stored(int(name[2], 16), state.st_size)
+                    stored = RecordFile(int(name[2], 16), state.st_size)
                     found.append((state.st_mtime_ns, bytes.fromhex(name[1]), stored))
         for _, key, stored in sorted(found):
             self._note(key, stored)
@@ -215,10 +215,10 @@ class PageFolder:
         size_bytes = HEADER_BYTES + len(record.content)
         if self.parts(record.key) != record.parts:  # its former file has another name
             self._remove(record.key)
-        self._note(record.key, Stored(record.parts, size_bytes))
+        self._note(record.key, RecordFile(record.parts, size_bytes))
         self._trim()
 
-    def _note(self, key: bytes, stored: Stored) -> None:
+    def _note(self, key: bytes, stored: RecordFile) -> None:
         with self._lock:
             before = self._stored.pop(key, None)
             self._stored[key] = stored

@@ -49,7 +49,7 @@ class StoredPage(NamedTuple):
     places: Sequence[int]  # indices in the record of the pages to read, those of its state last
 
 
-class Read(NamedTuple):
+class PageRead(NamedTuple):
     """A page whose record is being read into the pages `taken` from the pool."""
 
     page: StoredPage
@@ -64,7 +64,7 @@ class ReadAhead(NamedTuple):
     tokens: bytes
     held: Sequence[int]  # pages of these nodes, held so that none is evicted meanwhile
     until_s: float  # end of the longest wait, because the disk may be stuck
-    reads: Sequence[Read]
+    reads: Sequence[PageRead]
     ahead: deque[StoredPage]  # the pages that a row waits for
 
     @property
@@ -240,15 +240,15 @@ class StoredPages:
             self._drop(self._preparing.taken)
             self._preparing = None
 
-    def _start(self, ahead: Iterable[StoredPage]) -> Sequence[Read]:
+    def _start(self, ahead: Iterable[StoredPage]) -> Sequence[PageRead]:
         """Begin to read the first READ_BYTES of these pages, as far as the pool has room."""
-        reads, num_bytes = list[Read](), 0
+        reads, num_bytes = list[PageRead](), 0
         for page in ahead:
             has_room = len(page.places) <= self._pool.num_free + self._pool.num_cached
             if num_bytes >= READ_BYTES or not has_room:
                 break
             taken = [self._tree.take() for _ in page.places]
-            reads.append(Read(page, taken, self._read(page, taken)))
+            reads.append(PageRead(page, taken, self._read(page, taken)))
             num_bytes += len(taken) * self._layout.page_bytes
         return reads
 

@@ -6,7 +6,7 @@ from itertools import islice
 
 from inference_api._mock_inference_api_server import ByteTokenizer
 from inference_api.apis.chat import ChatAnswer, plain_reader
-from inference_api.apis.choosing import Chosen
+from inference_api.apis.choosing import ChosenModel
 from inference_api.apis.openai.bodies import CompletionBody
 from inference_api.apis.openai.choices import DONE, ChoicesWriter
 from inference_api.core.generations import TextGeneration
@@ -46,7 +46,7 @@ def test_a_choice_that_has_paused_holds_up_no_other() -> None:
         output.put(TokenEvent((ord("a"),)))
     answers = [begun(output) for output in outputs]
     body = CompletionBody.model_validate({"prompt": "x", "n": 2, "stream": True})
-    stream = ChoicesWriter(body, TOKENIZER, Chosen("m", "m"), "r", 0).stream(answers)
+    stream = ChoicesWriter(body, TOKENIZER, ChosenModel("m", "m"), "r", 0).stream(answers)
     outputs[0].put(TokenEvent((ord("b"),)))
     outputs[0].put(TokenEvent((ord("c"),), FinishReason.LENGTH))
     of_first = [(0, "b", None), (0, "c", None), (0, "", "length")]

@@ -3,8 +3,8 @@
 from inference_api.bundle.sums import (
     FAST_MEMORY,
     MEMORY,
+    MemberMemory,
     Piece,
-    Taken,
     excess,
     fast_memory_need,
     memory_need,
@@ -19,9 +19,9 @@ def taken(
     is_pinned: bool = False,
     scratch: int = 0,
     folder: str | None = None,
-) -> Taken:
+) -> MemberMemory:
     pieces = (Piece((folder or name, "none"), weights, cache, rows * cache),)
-    return Taken(name, pieces, is_pinned, scratch)
+    return MemberMemory(name, pieces, is_pinned, scratch)
 
 
 def test_weights_in_common_count_once_and_caches_each() -> None:

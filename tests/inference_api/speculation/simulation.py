@@ -12,7 +12,7 @@ from inference_api.core.rows import Draft, UserRow
 from inference_api.core.step_costs import StepCosts
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn, RowStep
-from inference_api.speculation.calibration import Calibration, Proposed
+from inference_api.speculation.calibration import Calibration, ProposedDraft
 from inference_api.speculation.scheduler import DraftScheduler
 from tests.inference_api.speculation.rows import rows_of
 
@@ -54,14 +54,16 @@ class Guesses:
         for row, is_right in self._calibration.learn(outcomes):
             self._shares[row.index] += 0.1 * (is_right - self._shares[row.index])
 
-    def _chain(self, row: UserRow) -> Proposed:
+    def _chain(self, row: UserRow) -> ProposedDraft:
         num_tokens, chance = len(row.generated), self.chances[row.index]
         following = range(num_tokens, num_tokens + MAX_TOKENS)
         guesses = [each if self._random.random() < chance else WRONG for each in following]
         own_bin, likelihood = self._calibration.calibrated(0, self._shares[row.index])
         likelihoods = accumulate(repeat(likelihood, MAX_TOKENS), mul)
         draft = Draft(guesses, None, [*likelihoods])
-        return Proposed(row, draft, [own_bin] * MAX_TOKENS, [self._shares[row.index]] * MAX_TOKENS)
+        return ProposedDraft(
+            row, draft, [own_bin] * MAX_TOKENS, [self._shares[row.index]] * MAX_TOKENS
+        )
 
 
 class Fixed(DraftScheduler):

@@ -7,7 +7,7 @@ import pytest
 from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft
 from inference_api.runner import Drawn
-from inference_api.speculation.calibration import Calibration, Proposed
+from inference_api.speculation.calibration import Calibration, ProposedDraft
 from tests.inference_api.speculation.rows import rows_of
 
 [ROW] = rows_of([1])
@@ -22,7 +22,7 @@ def learned(
 ) -> list[bool]:
     guesses = range(len(draft.token_ids))
     bins = [calibration.calibrated(kinds[at], probability)[0] for at in guesses]
-    calibration.drafts([Proposed(ROW, draft, bins, [probability for _ in guesses])])
+    calibration.drafts([ProposedDraft(ROW, draft, bins, [probability for _ in guesses])])
     outcome = Outcome(ROW, [Drawn(token_id) for token_id in drawn])
     return [is_right for _, is_right in calibration.learn([outcome])]
 
@@ -79,7 +79,7 @@ def test_newer_guesses_count_more() -> None:
 
 def test_only_the_next_outcome_of_the_same_request_is_learned_from() -> None:
     calibration = Calibration(1)
-    proposed = Proposed(ROW, Draft([5], None, [0.5]), [0], [0.5])
+    proposed = ProposedDraft(ROW, Draft([5], None, [0.5]), [0], [0.5])
     [other] = rows_of([1])
     assert calibration.drafts([proposed]) == {0: proposed.draft}
     assert calibration.learn([Outcome(other, [Drawn(5)])]) == []

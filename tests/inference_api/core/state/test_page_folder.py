@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.core.state.page_folder import HEADER_BYTES, PageFolder, PageRecord, Stored
+from inference_api.core.state.page_folder import HEADER_BYTES, PageFolder, PageRecord, RecordFile
 
 CONTENT = bytes(range(100))
 FILE_BYTES = HEADER_BYTES + len(CONTENT)
@@ -151,7 +151,7 @@ def test_nobody_touches_the_order_of_records_while_another_thread_may(tmp_path: 
     """Readers move what they read to its end: a writer that looked meanwhile would die of it."""
     kept = PageFolder(tmp_path, 3 * FILE_BYTES)
 
-    class Guarded(OrderedDict[bytes, Stored]):
+    class Guarded(OrderedDict[bytes, RecordFile]):
         def __getattribute__(self, name: str) -> Any:
             assert kept._lock.locked()
             return super().__getattribute__(name)
