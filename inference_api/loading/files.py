@@ -1,9 +1,11 @@
 """The files of a model's weights: their headers, and single tensors of safetensors files. Files are
 not mapped, because the process dies if a mapped file becomes shorter."""
 
+import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
+from itertools import islice
 from math import prod
 from operator import index
 from pathlib import Path
@@ -14,8 +16,9 @@ from numpy.typing import NDArray
 
 from inference_api.errors import StartupError, shown
 from inference_api.loading.config import ModelConfig, TensorNames
+from inference_api.loading.families.mixtures import MAX_ALL_EXPERTS
 from inference_api.loading.families.tensor_names import SCHEMES
-from inference_api.loading.gguf import is_gguf, read_gguf
+from inference_api.loading.gguf import IN_HALVES, TYPES, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, parse_json, read_json
 from inference_api.loading.layout import (
     StoredTensor,
@@ -32,10 +35,10 @@ from inference_api.loading.stacks import Rows, singles
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"  # listed in the index
-NO_FLOATS = {*DTYPES, "BOOL", "F8_E5M2", "U16", "U32", "U64", "F64"} - {*FLOATS}  # safetensors'
 REMEDY_OF_DTYPES = "choose a float32, float16 or bfloat16 checkpoint, or a GGUF file."
 LENGTH_BYTES = 8  # a file begins with the length of its JSON header
 MAX_DIMENSIONS = 8
+MAX_TENSORS = 6 * MAX_ALL_EXPERTS  # an expert has three, and as many scales
 MAX_DTYPE_CHARS = 16
 
 
@@ -72,7 +75,7 @@ class TensorLocation(NamedTuple):
 
 def tensor_places(file: Path, names: TensorNames) -> dict[str, TensorLocation]:
     """Returns a model's tensors in a safetensors file, by name. Raises StartupError."""
-    return dict(_unstacked(stored_places(file, name_of_text_model), names))
+    return _unstacked(stored_places(file, name_of_text_model), names)
 
 
 def stored_places(file: Path, rename: Callable[[str], str]) -> dict[str, TensorLocation]:
@@ -95,17 +98,34 @@ def unstacked(tensors: Tensors, names: TensorNames) -> Tensors:
     places = {
         name: TensorLocation(stored, 0, prod(stored.shape)) for name, stored in tensors.items()
     }
-    return {name: place.stored for name, place in _unstacked(places, names)}
+    return {name: place.stored for name, place in _unstacked(places, names).items()}
 
 
 def _unstacked(
     places: Mapping[str, TensorLocation], names: TensorNames
+) -> dict[str, TensorLocation]:
+    """Returns the tensors with single experts instead of stacks of them, by a scheme's names.
+    Raises StartupError."""
+    single = dict(islice(_singles(places, names), MAX_TENSORS + 1))
+    _check_count(single)
+    return single
+
+
+def _check_count(tensors: Collection[str]) -> None:
+    if len(tensors) > MAX_TENSORS:
+        raise StartupError(
+            f"The weights have more than {MAX_TENSORS} tensors, each expert's counted; choose "
+            "another model."
+        )
+
+
+def _singles(
+    places: Mapping[str, TensorLocation], names: TensorNames
 ) -> Iterator[tuple[str, TensorLocation]]:
-    """Yields the tensors with single experts instead of stacks of them, by a scheme's names."""
-    others = SCHEMES[names].others
+    published_parts = SCHEMES[names].published_parts
     for name, place in places.items():
-        for theirs, ours in others.items():
-            name = name.replace(theirs, ours)
+        for saved, published in published_parts.items():
+            name = name.replace(saved, published)
         stored, begin, end, _ = place
         stacked = singles(name, stored.shape, end - begin, names)
         if stacked is None:
@@ -131,8 +151,13 @@ def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"its header, at byte {LENGTH_BYTES}: {error}") from None
     header.pop("__metadata__", None)
-    start = LENGTH_BYTES + header_bytes
-    end = start + max(entry["data_offsets"][1] for entry in header.values())
+    if not header:
+        raise ValueError("it has no tensors")
+    start = end = LENGTH_BYTES + header_bytes
+    for begin, next_begin in sorted(entry["data_offsets"] for entry in header.values()):
+        if start + begin != end:
+            raise ValueError(f"a tensor begins at byte {start + begin!s:.40} instead of {end}")
+        end = start + next_begin
     if size != end:
         raise ValueError(f"its tensors should end at byte {end}, and it ends at byte {size}")
     return start, header
@@ -150,8 +175,8 @@ def _place(name: str, entry: Any, start: int) -> TensorLocation:
         raise ValueError(f"{name[:100]}: a tensor from byte {begin} to {end}")
     if dtype in DTYPES and prod(shape) * DTYPES[dtype].itemsize != end - begin:
         raise ValueError(
-            f"{name[:100]}: {end - begin} bytes cannot be {dtype} of {list(shape)}, at byte "
-            f"{start + begin}"
+            f"{name[:100]}: {end - begin} bytes cannot be {dtype} of {reprlib.repr([*shape])}, at "
+            f"byte {start + begin}"
         )
     return TensorLocation(StoredTensor(shape, dtype), start + begin, start + end)
 
@@ -165,6 +190,7 @@ def read_headers(files: Sequence[Path], names: TensorNames) -> Tensors:
             tensors |= read_gguf(file).stored
         else:
             tensors |= {name: place.stored for name, place in tensor_places(file, names).items()}
+        _check_count(tensors)
     return tensors
 
 
@@ -192,21 +218,21 @@ def has_mtp(tensors: Tensors, config: ModelConfig) -> bool:
 def tensor_faults(wanted: Sequence[Wanted], tensors: Tensors) -> list[str]:
     """Returns a fault for each tensor that is missing, or of a wrong shape or type."""
     missing = [each.name for each in wanted if each.name not in tensors]
-    found = [(each, tensors[each.name]) for each in wanted if each.name in tensors]
+    present = [(each, tensors[each.name]) for each in wanted if each.name in tensors]
     misshapen = [
         f"{each.name} is {list(stored.shape)} instead of {list(each.shapes[0])}"
-        for each, stored in found
+        for each, stored in present
         if stored.shape not in each.shapes
     ]
     mistyped = [
         f"{each.name} is {stored.dtype} instead of {' or '.join(each.dtypes)}"
-        for each, stored in found
+        for each, stored in present
         if each.dtypes and stored.dtype not in each.dtypes
     ]
     unread = [
         f"{each.name} is {stored.dtype}"
-        for each, stored in found
-        if not each.dtypes and stored.dtype in NO_FLOATS
+        for each, stored in present
+        if not each.dtypes and stored.dtype.removesuffix(IN_HALVES) not in TYPES
     ]
     otherwise = "The weights are not as quantization_config in config.json says:"
     faults = {
@@ -257,6 +283,6 @@ def _shaped(numbers: NDArray[Any], place: TensorLocation) -> NDArray[Any]:
     shape, rows = place.stored.shape, place.rows
     if rows is None:
         return numbers.reshape(shape)
-    whole = [shape[0] * rows.step, *shape[1:]]
-    matrix = numbers.reshape(whole[::-1]).T if rows.is_transposed else numbers.reshape(whole)
+    sizes = [shape[0] * rows.step, *shape[1:]]
+    matrix = numbers.reshape(sizes[::-1]).T if rows.is_transposed else numbers.reshape(sizes)
     return matrix[rows.first :: rows.step]

@@ -7,7 +7,9 @@ from typing import Any
 from common.files import read_bounded
 from inference_api.errors import StartupError
 
-MAX_JSON_BYTES = 100_000_000  # limit of a safetensors header; tokenizer.json has up to 35 MB
+MAX_JSON_BYTES = 64 * 1024**2  # tokenizer.json has up to 35 MB
+# A value takes up to 200 bytes. A tokenizer of 262,144 tokens has 1.9 million with its merges.
+MAX_JSON_VALUES = 3_000_000
 
 
 def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
@@ -25,6 +27,8 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
 
 def parse_json(content: bytes) -> dict[str, Any]:
     """Returns the object in a text. Raises ValueError that says what is wrong, in a few words."""
+    if (count := sum(map(content.count, (b",", b"[", b"{")))) > MAX_JSON_VALUES:
+        raise ValueError(f"it has {count} values, more than {MAX_JSON_VALUES}")
     try:
         value = json.loads(content.decode())
     except RecursionError:

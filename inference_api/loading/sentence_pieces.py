@@ -6,12 +6,13 @@ The file is one protobuf message, whose field numbers are in sentencepiece_model
 
 import struct
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from common.files import read_bounded
 from inference_api.errors import StartupError
-from inference_api.loading.gguf.tokenizer import NORMAL
+from inference_api.loading.gguf.tokenizer import MAX_TOKENS, NORMAL
 
 SENTENCE_PIECES = "tokenizer.model"
 MAX_BYTES = 16 * 1024 * 1024  # Gemma's, with 262,144 pieces, has 4.7 MB
@@ -37,7 +38,9 @@ def read_sentence_pieces(file: Path) -> dict[str, Any]:
 
 
 def _metadata(content: bytes) -> dict[str, Any]:
-    fields = list(_fields(content))
+    fields = list(islice(_fields(content), MAX_TOKENS + 1))
+    if len(fields) > MAX_TOKENS:
+        raise ValueError(f"it has more than {MAX_TOKENS} pieces")
     pieces = [dict(_fields(value)) for number, value in fields if number == 1]
     trainer, normalizer = (dict(_fields(dict(fields).get(number, b""))) for number in (2, 3))
     if trainer.get(3) != _BPE:
@@ -45,7 +48,7 @@ def _metadata(content: bytes) -> dict[str, Any]:
     if normalizer.get(2) or normalizer.get(4, True):
         raise ValueError("it changes a text before it cuts it")
     ids = {"unknown": trainer.get(40, 0), "bos": trainer.get(41, 1), "eos": trainer.get(42, 2)}
-    known = {name: number for name, number in ids.items() if number < len(pieces)}  # -1: none
+    valid = {name: number for name, number in ids.items() if number < len(pieces)}  # -1: none
     scores = [struct.unpack("<f", piece.get(2, bytes(4)))[0] for piece in pieces]
     return {
         "tokenizer.ggml.model": "llama",
@@ -53,7 +56,7 @@ def _metadata(content: bytes) -> dict[str, Any]:
         "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.token_type": [piece.get(3, NORMAL) for piece in pieces],
         "tokenizer.ggml.add_space_prefix": bool(normalizer.get(3, True)),
-        **{f"tokenizer.ggml.{name}_token_id": number for name, number in known.items()},
+        **{f"tokenizer.ggml.{name}_token_id": number for name, number in valid.items()},
     }
 
 

@@ -17,7 +17,7 @@ Array = NDArray[np.float32]
 
 def _published(name: str) -> str:
     """Dense layers have another name where transformers has saved them."""
-    for saved, published in SCHEMES["kimi_linear"].others.items():
+    for saved, published in SCHEMES["kimi_linear"].published_parts.items():
         name = name.replace(saved, published)
     return name
 

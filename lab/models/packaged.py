@@ -76,7 +76,7 @@ def make_packaged(name: str, folder: Path, context_tokens: int) -> None:
     """Write config, tokenizer and bfloat16 weights, without what only GGUF does to them."""
     file = FILES[name]()
     model = read_gguf(file)
-    shapes = {each.name: tuple(map(int, each.shape[::-1])) for each in model.tensors.values()}
+    shapes = {each.name: each.shape for each in model.tensors.values()}
     fields = raw_config(model.architecture, model.metadata, shapes, {})
     fields = {field: value for field, value in fields.items() if value is not None}
     made = {"max_position_embeddings": context_tokens, "eos_token_id": fields["vocab_size"] - 1}

@@ -70,7 +70,7 @@ class Names:
     shared_gate: str = ""
     mtp: MtpNames | None = _MTP
     is_mlp_next: bool = False  # a layer with attention has its MLP in the checkpoint's next layer
-    others: Mapping[str, str] = field(default_factory=dict)
+    published_parts: Mapping[str, str] = field(default_factory=dict)
     """Parts of names, as transformers saves them: the parts that published files have instead."""
 
 
@@ -159,7 +159,7 @@ SCHEMES: dict[TensorNames, Names] = {
         shared="block_sparse_moe.shared_experts",
         shared_up=_MLP[:2],
         shared_down=_MLP[2],
-        others={f".block_sparse_moe.{each}.": f".mlp.{each}." for each in _MLP},
+        published_parts={f".block_sparse_moe.{each}.": f".mlp.{each}." for each in _MLP},
         mixer="self_attn",
         mixer_in=("q_proj", "k_proj", "v_proj"),
         conv=_SEPARATE_CONV,

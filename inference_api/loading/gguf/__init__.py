@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inference_api.kernels.packing import FILE_BITS, Bits
+from inference_api.loading.numbers import FLOATS
 
 if TYPE_CHECKING:
     from inference_api.loading.gguf.files import GgufModel
@@ -17,6 +18,8 @@ SUFFIX, NVFP4 = ".gguf", "NVFP4"
 # Bits of the kernels' blocks that hold values of these types unchanged; see `gguf.blocks`.
 KEPT_BITS: Mapping[str, Bits] = {"Q4_0": 4, **FILE_BITS}  # forms of fewer than 8 bits
 BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, **KEPT_BITS}
+TYPES = frozenset((*FLOATS, *BLOCK_BITS, "TQ1_0", "TQ2_0"))  # that can be converted to floats
+IN_HALVES = " in halves"  # follows the type of a matrix that is stored as two tensors
 
 
 def is_gguf(path: Path) -> bool:

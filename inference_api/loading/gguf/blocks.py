@@ -12,7 +12,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType, ReaderTensor
+from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from inference_api.errors import StartupError
@@ -20,6 +20,7 @@ from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import PackedWeight, UnusableWeight
 from inference_api.kernels.packing import FILE_BITS
 from inference_api.loading.families.layer_plan import SourceTensor
+from inference_api.loading.gguf.container import FileTensor
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.gguf.names import row_order
 from inference_api.loading.gguf.panels import STORED, write_panels
@@ -50,13 +51,6 @@ class GgufTensor(BlockTensor):
     data: NDArray[Any]
     factor: float = 1  # other than 1 only in NVFP4: see `factors`
 
-    @staticmethod
-    def read(file: Path, tensor: ReaderTensor, factor: float) -> "GgufTensor":
-        """Returns a copy, which does not depend on the file. Raises OSError or ValueError."""
-        view = tensor.data
-        data = np.fromfile(file, view.dtype, view.size, offset=int(tensor.data_offset))
-        return GgufTensor(tensor.tensor_type, data.reshape(view.shape), factor)
-
     def reordered(self, order: Sequence[int]) -> "GgufTensor":
         """Returns the tensor with the rows of every head in this order."""
         heads = self.data.reshape(-1, len(order), *self.data.shape[1:])
@@ -64,8 +58,8 @@ class GgufTensor(BlockTensor):
 
     def numbers(self) -> Floats:
         """Returns floats [rows, columns], stacked matrices in turn. Raises UnusableWeight."""
-        whole = replace(self, data=self.data.reshape(-1, self.data.shape[-1]))
-        return np.concatenate([numbers for _, numbers in whole.rows()])
+        flat = replace(self, data=self.data.reshape(-1, self.data.shape[-1]))
+        return np.concatenate([numbers for _, numbers in flat.rows()])
 
     def rows(self) -> Iterator[tuple[int, Floats]]:
         for first in range(0, len(self.data), ROWS_AT_A_TIME):
@@ -113,11 +107,11 @@ def read_parts(
     StartupError."""
     model = read_gguf(file)
 
-    def read(tensor: ReaderTensor, number: int = 0) -> GgufTensor:
+    def read(tensor: FileTensor, number: int = 0) -> GgufTensor:
         factors = model.factors.get(tensor.name)
         factor = 1.0 if factors is None else float(factors[number % factors.size])
         try:
-            return GgufTensor.read(file, tensor, factor)
+            return GgufTensor(tensor.kind, tensor.read(file), factor)
         except (OSError, ValueError) as error:
             raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
 
@@ -141,8 +135,8 @@ def _joined(file: Path, keys: GgufTensor, values: GgufTensor) -> Numbers:
     except UnusableWeight as error:
         raise StartupError([f"{file} cannot be loaded: {error}; get the file again."]) from error
     of_keys = of_keys.reshape(num_heads, keys.data.shape[1], -1).transpose(0, 2, 1)
-    both = np.concatenate((of_keys, of_values.reshape(num_heads, value_dim, -1)), 1)
-    return Numbers("F32", both.reshape(-1, both.shape[-1]))
+    joined = np.concatenate((of_keys, of_values.reshape(num_heads, value_dim, -1)), 1)
+    return Numbers("F32", joined.reshape(-1, joined.shape[-1]))
 
 
 def _check_finite(numbers: NDArray[Any]) -> None:

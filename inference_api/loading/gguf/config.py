@@ -64,13 +64,13 @@ def raw_config(
         "hidden_size_per_layer_input": value("embedding_length_per_layer_input"),
         **_rope(value, factors, is_truncated=architecture != "gpt-oss"),
     }
-    own = _OWN_FIELDS[architecture](value, shapes) if architecture in _OWN_FIELDS else {}
+    fields = _OWN_FIELDS[architecture](value, shapes) if architecture in _OWN_FIELDS else {}
     if architecture == "gemma4":
-        of_all = {**raw.pop("rope_scaling"), "rope_theta": value("rope.freq_base")}
-        local = {"rope_type": "default", "rope_theta": value("rope.freq_base_swa")}
-        return raw | own | {"rope_parameters": {GLOBAL: of_all, LOCAL: local}}
+        global_rope = {**raw.pop("rope_scaling"), "rope_theta": value("rope.freq_base")}
+        local_rope = {"rope_type": "default", "rope_theta": value("rope.freq_base_swa")}
+        return raw | fields | {"rope_parameters": {GLOBAL: global_rope, LOCAL: local_rope}}
     if architecture == "falcon":
-        return raw | own | {"num_kv_heads": kv_heads, "new_decoder_architecture": kv_heads != 1}
+        return raw | fields | {"num_kv_heads": kv_heads, "new_decoder_architecture": kv_heads != 1}
     return raw | {
         "intermediate_size": value("feed_forward_length"),
         "num_key_value_heads": kv_heads,
@@ -85,7 +85,7 @@ def raw_config(
         "n_routed_experts": value("expert_count"),
         "num_experts_per_tok": value("expert_used_count"),
         "norm_topk_prob": True,  # as for qwen3moe; GGUF has no key for it
-        **own,
+        **fields,
     }
 
 
@@ -139,8 +139,8 @@ def _gemma4(value: Any, shapes: Shapes) -> dict[str, Any]:
     ffn_sizes = by_layer(value, "feed_forward_length")
     head_dims = {LOCAL: value("attention.key_length_swa"), GLOBAL: value("attention.key_length")}
     layers = list(zip(kinds["layer_types"], kv_heads, strict=True))
-    own = range(num_layers - num_shared)
-    have_values = [f"blk.{layer}.attn_v.weight" in shapes for layer in own]
+    own_layers = range(num_layers - num_shared)
+    have_values = [f"blk.{layer}.attn_v.weight" in shapes for layer in own_layers]
     return {
         **kinds,
         "model_type": "gemma4_text",

@@ -1,7 +1,6 @@
 """Reads a GGUF file: configuration, tokenizer metadata, and the places of its tensors.
 
-The `gguf` package reads the container through a memory map, and its results are checked. A file
-that is damaged, or has a tensor with no known use, is refused.
+A file that is damaged, or has a tensor with no known use, is refused.
 """
 
 import re
@@ -13,32 +12,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, ReaderTensor
+from numpy.typing import NDArray
 
 from inference_api.errors import StartupError, shown
 from inference_api.loading.config import ModelConfig
+from inference_api.loading.families.fields import MOST
 from inference_api.loading.families.layer_plan import LAYER_INPUTS, SourceTensor
 from inference_api.loading.families.read import read_config
-from inference_api.loading.gguf import BLOCK_BITS, SUFFIX
+from inference_api.loading.gguf import BLOCK_BITS, IN_HALVES, SUFFIX
 from inference_api.loading.gguf import factors as nvfp4
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
+from inference_api.loading.gguf.container import FileTensor, Unreadable, read_container
 from inference_api.loading.gguf.names import (
     FUSED,
     KNOWN_ARCHITECTURES,
     gguf_names,
     halves_of,
-    rows_of_fused,
     squeezed,
 )
-from inference_api.loading.gguf.panels import STORED
 from inference_api.loading.layout import EMBEDDING, StoredTensor, Tensors, mtp_plan, weight_plan
 from inference_api.loading.numbers import FLOATS
 from inference_api.loading.stacks import in_stack
 
-MAX_VALUES = 4_000_000  # in all lists of metadata; vocabularies and merges have about 100,000
-MAX_TEXT_BYTES = 64 * 1024**2  # size of one text of metadata
-MAX_ENTRIES = 100_000  # entries of metadata; also the limit of tensors
 ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 EMBEDDINGS = {"token_embd.weight": EMBEDDING, "per_layer_token_embd.weight": LAYER_INPUTS}
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
@@ -46,36 +42,33 @@ GROUPED_NORM = ".ssm_norm."  # Mamba-2's has a row for each group
 PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")
 MAX_PARTS = 65_535  # files of a split model; the count has 16 bits
 
-# Types that the package converts to floats.
-TYPES = {*STORED, *(GGMLQuantizationType[name] for name in (*FLOATS, "TQ1_0", "TQ2_0"))}
-
 
 class Halves(NamedTuple):
     """The two tensors with which newer files project DeepSeek's latents to keys and values."""
 
-    keys: ReaderTensor  # [heads, rank, unturned dimensions of a key]
-    values: ReaderTensor  # [heads, value_dim, rank]
+    keys: FileTensor  # [heads, rank, unturned dimensions of a key]
+    values: FileTensor  # [heads, value_dim, rank]
 
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """The contents of a file. `tensors` are views of it, keyed by the names of `weight_plan`; keys
-    of `factors` are names in the file."""
+    """The contents of a file. `tensors` are keyed by the names of `weight_plan`, `factors` by names
+    in the file."""
 
     architecture: str
     config: ModelConfig
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, ReaderTensor]
+    tensors: Mapping[str, FileTensor]
     halves: Mapping[str, Halves]
     factors: nvfp4.Factors
 
     @property
     def stored(self) -> Tensors:
-        whole = {
-            name: StoredTensor(_shape(tensor), tensor.tensor_type.name)
+        stored = {
+            name: StoredTensor(tensor.shape, tensor.kind.name)
             for name, tensor in self.tensors.items()
         }
-        return whole | {name: _stored(halves) for name, halves in self.halves.items()}
+        return stored | {name: _stored(halves) for name, halves in self.halves.items()}
 
 
 def read_gguf(path: Path) -> GgufModel:
@@ -94,17 +87,14 @@ def read_gguf(path: Path) -> GgufModel:
 @lru_cache(maxsize=1)
 def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
     try:
-        reader = _Reader(path)
-        metadata = {key: field.contents() for key, field in reader.fields.items()}
+        container = read_container(path)
+        metadata, tensors = container.metadata, container.tensors
         _check_whole(path, metadata)
-        _check_extent(reader, size)
-    except _Unreadable as error:
+        container.check_extent(size)
+    except Unreadable as error:
         raise StartupError([f"{path}: {error}."]) from None
-    except Exception as error:  # damaged bytes make numpy, struct or codecs raise anything
-        raise StartupError(
-            [f"{path} is damaged or incomplete ({type(error).__name__}: {error}); get it again."]
-        ) from None
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    except (OSError, ValueError, LookupError) as error:
+        raise StartupError([f"{path} is damaged or incomplete ({error}); get it again."]) from None
     architecture = str(metadata.get("general.architecture"))
     if architecture not in KNOWN_ARCHITECTURES:
         raise StartupError(
@@ -121,79 +111,13 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
         path, stored, wanted, {n: each for n, each in tensors.items() if n not in scales}
     )
     parts = (part for parts in weight_plan(stored).values() for part in parts)
-    whole = {
+    by_name = {
         part.name: _single(part, tensors[names[part.name]])
         for part in parts
         if part.name not in halves
     }
     factors = nvfp4.factors(path, scales, tensors)
-    return GgufModel(architecture, config, metadata, whole, halves, factors)
-
-
-class _Unreadable(Exception):
-    """A fault of a file, in our own words."""
-
-
-class _Reader(GGUFReader):
-    """The package's reader with bounds on the sizes that a file claims."""
-
-    _num_values = 0  # elements of all lists read so far
-
-    def _get_str(self, offset: int) -> Any:
-        num_bytes = int(self._get(offset, np.uint64)[0])
-        if num_bytes > MAX_TEXT_BYTES:
-            raise ValueError(f"a text of {num_bytes} bytes")
-        return super()._get_str(offset)
-
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        if raw_type == GGUFValueType.ARRAY:
-            if self._get(orig_offs, np.uint32)[0] == GGUFValueType.ARRAY:
-                raise ValueError("a list of lists")
-            length = int(self._get(orig_offs + 4, np.uint64)[0])
-            self._num_values += length
-            if self._num_values > MAX_VALUES:
-                raise ValueError(f"a list of {length} values")
-        return super()._get_field_parts(orig_offs, raw_type)
-
-    def _build_fields(self, offs: int, count: int) -> int:
-        if count > MAX_ENTRIES:
-            raise ValueError(f"{count} entries of metadata")
-        return super()._build_fields(offs, count)
-
-    def _build_tensor_info(self, offs: int, count: int) -> tuple[int, list[ReaderField]]:
-        if count > MAX_ENTRIES:
-            raise ValueError(f"{count} tensors")
-        return super()._build_tensor_info(offs, count)
-
-    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
-        for field in fields:
-            number = int(field.parts[4][0])
-            if number not in TYPES:
-                known = {int(kind): kind.name for kind in GGMLQuantizationType}
-                names = ", ".join(kind.name for kind in sorted(TYPES))
-                raise _Unreadable(
-                    f"tensor {field.name} has quantisation type {known.get(number, number)}, which "
-                    f"is none of {names}; choose a file of one of these types"
-                )
-        super()._build_tensors(start_offs, fields)
-
-
-def _check_extent(reader: GGUFReader, size: int) -> None:
-    """Check that tensors follow each other to the file's end, without gaps or overlaps."""
-    expected = reader.data_offset
-    end = expected
-    for tensor in reader.tensors:
-        if tensor.data_offset != expected:
-            raise _Unreadable(
-                f"tensor {tensor.name} begins at byte {tensor.data_offset} instead of {expected}; "
-                "the file is damaged, get it again"
-            )
-        end = expected + tensor.n_bytes
-        expected = -(-end // int(reader.alignment)) * int(reader.alignment)
-    if not end <= size <= expected:
-        raise _Unreadable(
-            f"it has {size} bytes, its tensors end at {end}; the file is damaged, get it again"
-        )
+    return GgufModel(architecture, config, metadata, by_name, halves, factors)
 
 
 def _check_whole(path: Path, metadata: Mapping[str, Any]) -> None:
@@ -202,33 +126,33 @@ def _check_whole(path: Path, metadata: Mapping[str, Any]) -> None:
     if count in (0, 1):  # 0: the files were merged
         return
     if not (isinstance(count, int) and isinstance(index, int) and 0 <= index < count <= MAX_PARTS):
-        raise _Unreadable(f"it says split.no={index!r} and split.count={count!r}; get it again")
+        raise Unreadable(f"it says split.no={index!r} and split.count={count!r}; get it again")
     named = PART.fullmatch(path.name)
     model = named["model"] if named else path.stem
     names = [f"{model}-{part:05}-of-{count:05}{SUFFIX}" for part in range(1, count + 1)]
     part = f"part {index + 1} of {count} of a model"
     if path.name != names[index]:
-        raise _Unreadable(f"split.no and split.count say {part}; name it {names[index]}")
+        raise Unreadable(f"split.no and split.count say {part}; name it {names[index]}")
     missing = [name for name in names if not path.with_name(name).is_file()]
     lacking = f"it needs {shown(missing)} beside it: get what is missing, then " if missing else ""
-    raise _Unreadable(
+    raise Unreadable(
         f"it is {part}; {lacking}merge all parts by `llama-gguf-split --merge {names[0]} "
         f"{model}{SUFFIX}` and give that file"
     )
 
 
 def _config(
-    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor]
+    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, FileTensor]
 ) -> ModelConfig:
     num_layers = 1 + max(map(layer_of, tensors), default=-1)
-    factors = {
-        name: np.asarray(tensors[name].data, np.float64) for name in ROPE_TENSORS if name in tensors
-    }
-    shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     try:
+        factors = {
+            name: _rope_factors(path, tensors[name]) for name in ROPE_TENSORS & tensors.keys()
+        }
         raw = raw_config(architecture, metadata, shapes, factors)
         raw["eos_token_id"] = gguf_tokenizer.eos_token_ids(metadata)
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+    except (OSError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise StartupError(
             [f"{path} has metadata of the wrong type ({error}); get the file again."]
         ) from None
@@ -242,30 +166,36 @@ def _config(
     except StartupError as error:
         faults = [fault.replace("config.json", path.name) for fault in error.faults]
         raise StartupError(faults) from None
-    kinds = {name: tensors[name].tensor_type.name for name in EMBEDDINGS if name in tensors}
+    kinds = {name: tensors[name].kind.name for name in EMBEDDINGS if name in tensors}
     bits = {
         EMBEDDINGS[name]: BLOCK_BITS[kind] for name, kind in kinds.items() if kind in BLOCK_BITS
     }
     return replace(config, embedding_bits=bits)
 
 
-def _has_mtp(architecture: str, config: ModelConfig, tensors: Mapping[str, ReaderTensor]) -> bool:
+def _rope_factors(path: Path, tensor: FileTensor) -> NDArray[np.float64]:
+    if (count := prod(tensor.shape)) > MOST["head_dim"]:
+        raise ValueError(f"{tensor.name} has {count} factors, of {MOST['head_dim']} at most")
+    return tensor.read(path).astype(np.float64)
+
+
+def _has_mtp(architecture: str, config: ModelConfig, tensors: Mapping[str, FileTensor]) -> bool:
     """Returns whether the file has the whole layer that guesses further tokens."""
     if f"blk.{config.num_layers}.nextn.eh_proj.weight" not in tensors or not mtp_plan(config):
         return False
     names = gguf_names(architecture, replace(config, has_mtp=True), tensors)
     halves = _halves(names, tensors)
-    own = [part.name for parts in mtp_plan(config).values() for part in parts]
-    return all(name in halves or names[name] in tensors for name in own)
+    wanted = [part.name for parts in mtp_plan(config).values() for part in parts]
+    return all(name in halves or names[name] in tensors for name in wanted)
 
 
-def _halves(names: Mapping[str, str], tensors: Mapping[str, ReaderTensor]) -> dict[str, Halves]:
+def _halves(names: Mapping[str, str], tensors: Mapping[str, FileTensor]) -> dict[str, Halves]:
     """Returns the parameters that the file stores as two tensors, by our name."""
-    split = {ours: halves_of(theirs) for ours, theirs in names.items() if theirs not in tensors}
+    pairs = {name: halves_of(stored) for name, stored in names.items() if stored not in tensors}
     return {
-        ours: Halves(*(tensors[name] for name in theirs))
-        for ours, theirs in split.items()
-        if theirs and tensors.keys() >= {*theirs}
+        name: Halves(*(tensors[half] for half in halves))
+        for name, halves in pairs.items()
+        if halves and tensors.keys() >= {*halves}
     }
 
 
@@ -282,8 +212,8 @@ def _wanted(
             wanted[values.name] = (config.num_heads, config.value_dim, rank)
         else:
             name, (rows, *columns) = names[part.name], part.shape
-            found, times = in_stack(part.name), 2 if FUSED in name else 1
-            stacked = () if found is None else (found.number + 1, times * rows, *columns)
+            place, times = in_stack(part.name), 2 if FUSED in name else 1
+            stacked = () if place is None else (place.number + 1, times * rows, *columns)
             wanted[name] = stacked or part.shape  # the last one of a stack counts
     return wanted
 
@@ -292,7 +222,7 @@ def _check_tensors(
     path: Path,
     config: ModelConfig,
     wanted: Mapping[str, tuple[int, ...]],
-    tensors: Mapping[str, ReaderTensor],
+    tensors: Mapping[str, FileTensor],
 ) -> None:
     """Check that the file has every wanted tensor in its shape, and no others: an unused tensor
     means that we do not understand the model. Layers after the last one guess further tokens: see
@@ -300,12 +230,12 @@ def _check_tensors(
     missing = [name for name in wanted if name not in tensors]
 
     def fits(name: str, shape: tuple[int, ...]) -> bool:
-        theirs = squeezed(_shape(tensors[name]))
-        is_by_group = GROUPED_NORM in name and prod(theirs) == prod(shape)
-        return is_by_group or theirs == squeezed(shape)
+        stored_shape = squeezed(tensors[name].shape)
+        is_by_group = GROUPED_NORM in name and prod(stored_shape) == prod(shape)
+        return is_by_group or stored_shape == squeezed(shape)
 
     misshapen = [
-        f"{name} is {list(_shape(tensors[name]))} instead of {list(shape)}"
+        f"{name} is {list(tensors[name].shape)} instead of {list(shape)}"
         for name, shape in wanted.items()
         if name in tensors and not fits(name, shape)
     ]
@@ -329,36 +259,22 @@ def _check_tensors(
 
 def layer_of(name: str) -> int:
     """Returns the layer of a tensor; -1 if it belongs to none."""
-    found = LAYER.match(name)
-    return int(found[1]) if found else -1
+    match = LAYER.match(name)
+    return int(match[1]) if match else -1
 
 
-def _single(part: SourceTensor, tensor: ReaderTensor) -> ReaderTensor:
+def _single(part: SourceTensor, tensor: FileTensor) -> FileTensor:
     """Returns a single tensor, or one expert's part of a stack, in our shape: see `squeezed`."""
-    found = in_stack(part.name)
-    if found is None:
-        data = tensor.data
-        data = data.reshape(-1) if len(part.shape) == 1 else data.reshape(part.shape[0], -1)
-        return tensor._replace(shape=np.array(part.shape[::-1]), data=data)
-    own = tensor.data[found.number]
-    begin, end = rows_of_fused(part.name, len(own)) if FUSED in tensor.name else (0, len(own))
-    data = own[begin:end]
-    return tensor._replace(
-        shape=np.array(part.shape[::-1]),
-        n_elements=prod(part.shape),
-        n_bytes=data.nbytes,
-        data_offset=tensor.data_offset + found.number * own.nbytes + own[:begin].nbytes,
-        data=data,
-    )
+    single, place = tensor._replace(shape=part.shape), in_stack(part.name)
+    index = 0 if place is None else place.number
+    if FUSED in tensor.name:  # an expert's gates come first
+        index = 2 * index + (".up_proj." in part.name)
+    return single._replace(begin=tensor.begin + index * single.num_bytes)
 
 
 def _stored(halves: Halves) -> StoredTensor:
-    num_heads, value_dim, rank = _shape(halves.values)
-    unturned = int(halves.keys.shape[0])
-    kind = halves.values.tensor_type.name
-    dtype = kind if kind in FLOATS else f"{kind} in halves"  # groups differ from the joined one's
+    num_heads, value_dim, rank = halves.values.shape
+    unturned = halves.keys.shape[-1]
+    kind = halves.values.kind.name
+    dtype = kind if kind in FLOATS else kind + IN_HALVES  # groups differ from the joined one's
     return StoredTensor((num_heads * (unturned + value_dim), rank), dtype)
-
-
-def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
-    return tuple(int(size) for size in reversed(tensor.shape))

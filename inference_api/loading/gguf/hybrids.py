@@ -16,8 +16,8 @@ the tensors' shapes by name."""
 
 def by_layer(value: Any, key: str) -> list[Any]:
     """Returns a value for each layer, from one for all layers or a list."""
-    found = value(key)
-    return found if isinstance(found, list) else [found] * value("block_count")
+    values = value(key)
+    return values if isinstance(values, list) else [values] * value("block_count")
 
 
 def _lfm2(value: Any, shapes: Shapes) -> dict[str, Any]:

@@ -72,28 +72,28 @@ def gguf_names(
     layer share a name: see `stacks`. `tensors` are the names in a file, which show whether it has
     `FUSED` stacks."""
     num_layers = config.num_layers + config.has_mtp
-    known = gguf.get_tensor_name_map(_BY_VALUE[architecture], num_layers)
+    name_map = gguf.get_tensor_name_map(_BY_VALUE[architecture], num_layers)
     nextn = _nextn(config) if config.has_mtp else {}
     parts = [part for parts in weight_plan(config).values() for part in parts]
     names = {}
     for part in parts:
         single = in_stack(part.name)
         name = part.name if single is None else single.stack
-        for ours, its in nextn.items():
-            if name.startswith(f"{ours}."):
-                name = its + name.removeprefix(ours)
+        for prefix, gguf_prefix in nextn.items():
+            if name.startswith(f"{prefix}."):
+                name = gguf_prefix + name.removeprefix(prefix)
                 break
         if ".mixer.experts." in name:
             name = name.replace("backbone.", "model.", 1).replace(".mixer.", ".mlp.", 1)
         for end, known_end in _KNOWN_ENDS.items():
             if name.endswith(end):
                 name = name.removesuffix(end) + known_end
-        theirs = known.get_name(name, try_suffixes=_SUFFIXES)
-        if theirs is None and single is not None:
-            theirs = _of_fused(known, name, tensors)
-        theirs = theirs or name
-        is_whole = theirs.endswith((*_SUFFIXES, *_WITHOUT_SUFFIX))
-        names[part.name] = theirs if is_whole else f"{theirs}{_SUFFIXES[0]}"
+        gguf_name = name_map.get_name(name, try_suffixes=_SUFFIXES)
+        if gguf_name is None and single is not None:
+            gguf_name = _of_fused(name_map, name, tensors)
+        gguf_name = gguf_name or name
+        is_whole = gguf_name.endswith((*_SUFFIXES, *_WITHOUT_SUFFIX))
+        names[part.name] = gguf_name if is_whole else f"{gguf_name}{_SUFFIXES[0]}"
     return names
 
 
@@ -104,24 +104,18 @@ def _nextn(config: ModelConfig) -> dict[str, str]:
     assert mtp is not None
     layer, *around = mtp.behind(config.num_layers)
     names = ("eh_proj", "enorm", "hnorm", "shared_head_norm")
-    theirs = [f"blk.{config.num_layers}.nextn.{name}" for name in names]
-    return dict(zip(around, theirs, strict=True)) | {layer: f"model.layers.{config.num_layers}"}
+    prefixes = [f"blk.{config.num_layers}.nextn.{name}" for name in names]
+    return dict(zip(around, prefixes, strict=True)) | {layer: f"model.layers.{config.num_layers}"}
 
 
-def _of_fused(known: gguf.TensorNameMap, name: str, tensors: Container[str]) -> str | None:
+def _of_fused(name_map: gguf.TensorNameMap, name: str, tensors: Container[str]) -> str | None:
     kind = "gate" if ".gate_proj." in name else "up"
-    fused: str | None = known.get_name(
+    fused: str | None = name_map.get_name(
         name.replace(f".{kind}_proj.", ".gate_up_proj."), try_suffixes=_SUFFIXES
     )
     if fused is None or fused in tensors:
         return fused
     return fused.replace(FUSED, f".ffn_{kind}_exps.")
-
-
-def rows_of_fused(name: str, num_rows: int) -> tuple[int, int]:
-    """Returns the range of a tensor's rows in a `FUSED` stack, where gates come first."""
-    half = num_rows // 2
-    return (0, half) if ".gate_proj." in name else (half, num_rows)
 
 
 def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

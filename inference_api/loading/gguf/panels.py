@@ -219,9 +219,9 @@ def _six_bits(stored: Bytes) -> dict[str, Bytes]:
     scales, minima, last = stored[..., 0, :], stored[..., 1, :], stored[..., 2, :]
     first: Bytes = scales & np.uint8(0x0F) | minima << FOUR
     shifts = np.array([[4], [6]], np.uint8)  # to the high bits of the first, last groups
-    both = scales[..., None, :] >> shifts & TWO_BITS
-    both |= (minima[..., None, :] >> shifts & TWO_BITS) << np.uint8(2)
-    high = (both[..., 0::2] | both[..., 1::2] << FOUR).reshape(*last.shape[:-1], -1)
+    pairs = scales[..., None, :] >> shifts & TWO_BITS
+    pairs |= (minima[..., None, :] >> shifts & TWO_BITS) << np.uint8(2)
+    high = (pairs[..., 0::2] | pairs[..., 1::2] << FOUR).reshape(*last.shape[:-1], -1)
     return {"low": np.concatenate((first, last), -1), "high": high}
 
 

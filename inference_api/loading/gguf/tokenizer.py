@@ -7,6 +7,7 @@ BPE ("llama"), whose merges follow from the scores of its pieces; and the same w
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from inference_api.errors import StartupError
@@ -18,7 +19,9 @@ Metadata = Mapping[str, Any]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # GGUF's types of tokens
 KINDS = ("gpt2", "llama", "gemma4")  # values of tokenizer.ggml.model
 SPACE = "▁"  # what SentencePiece writes for a space
+MAX_TOKENS = 1_000_000  # the largest published vocabularies have 262,208
 MAX_PIECE_CHARACTERS = 256  # SentencePiece learns up to 16; merges try every cut of a piece
+MAX_MERGES = 2_000_000  # Gemma's pieces have 514,906
 
 _BYTES: Json = {
     "type": "ByteLevel",
@@ -196,6 +199,8 @@ def _check(metadata: Metadata) -> None:
         fault = f"tokenizer.ggml.model={kind!r} is none of {', '.join(KINDS)}"
     elif kind == "gpt2" and not (isinstance(pre, str) and pre in PRE_TOKENIZERS):
         fault = f"tokenizer.ggml.pre={pre!r} is none of {', '.join(PRE_TOKENIZERS)}"
+    elif isinstance(tokens, list) and len(tokens) > MAX_TOKENS:
+        fault = f"tokenizer.ggml.tokens has {len(tokens)} tokens, more than {MAX_TOKENS}"
     elif not _are(tokens, str) or len(set(tokens)) != len(tokens):
         fault = "tokenizer.ggml.tokens is no list of different tokens"
     elif kind != "llama" and not _are(metadata.get("tokenizer.ggml.merges"), str):
@@ -207,10 +212,14 @@ def _check(metadata: Metadata) -> None:
     elif types is not None and (not _are(types, int) or len(types) != len(tokens)):
         fault = "tokenizer.ggml.token_type has not one type for each token"
     if fault is not None:
-        raise StartupError(
-            f"The GGUF file has no tokenizer that can be read: {fault}; choose another file or "
-            "the model's safetensors."
-        )
+        raise _unusable(fault)
+
+
+def _unusable(fault: str) -> StartupError:
+    return StartupError(
+        f"The GGUF file has no tokenizer that can be read: {fault}; choose another file or the "
+        "model's safetensors."
+    )
 
 
 def _are(values: object, kind: type) -> bool:
@@ -239,7 +248,10 @@ def _sentence_pieces(metadata: Metadata, vocab: dict[str, int]) -> Json:
         types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(vocab)
         of_text = (NORMAL, USER_DEFINED)  # SentencePiece never makes others from text
         pieces = {token: number for token, number in vocab.items() if types[number] in of_text}
-        merges = list(merges_from_scores(pieces, metadata["tokenizer.ggml.scores"]))
+        all_merges = merges_from_scores(pieces, metadata["tokenizer.ggml.scores"])
+        merges = list(islice(all_merges, MAX_MERGES + 1))
+        if len(merges) > MAX_MERGES:
+            raise _unusable(f"its pieces join in more than {MAX_MERGES} ways")
     else:
         merges = _own_merges(metadata, vocab)
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
@@ -272,8 +284,8 @@ def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> Ite
     pieces = sorted(vocab, key=lambda piece: (-scores[vocab[piece]], vocab[piece]))
     for piece in pieces:
         cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
-        known = [cut for cut in cuts if cut[0] in vocab and cut[1] in vocab]
-        for left, right in sorted(known, key=lambda cut: (vocab[cut[0]], vocab[cut[1]])):
+        valid = [cut for cut in cuts if cut[0] in vocab and cut[1] in vocab]
+        for left, right in sorted(valid, key=lambda cut: (vocab[cut[0]], vocab[cut[1]])):
             yield [left, right]
 
 

@@ -19,9 +19,9 @@ from inference_api.kernels.packing import Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import RopeConfig
 from inference_api.loading.families.layer_plan import SourceTensor
+from inference_api.loading.gguf import TYPES as GGUF_TYPES
 from inference_api.loading.gguf.blocks import GgufTensor
 from inference_api.loading.gguf.config import llama3_rope
-from inference_api.loading.gguf.files import TYPES as STORED_TYPES
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.gguf.names import row_order
 from inference_api.loading.layout import is_exact, linear_weights, weight_plan
@@ -81,6 +81,7 @@ FAMILIES = (
     "falcon-11b",
 )
 FLOATS = {GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
+STORED_TYPES = {GGMLQuantizationType[name] for name in GGUF_TYPES}
 QUANTISED_TYPES = sorted(STORED_TYPES - FLOATS)
 EXPERTS = replace(SHAPES["tiny"], ffn=32, num_experts=32, experts_per_token=2)  # whole panels
 PROMPT = [5, 17, 250, 9, 33, 4]
@@ -119,7 +120,7 @@ def stored_numbers(file: Path, parts_of_it: Sequence[SourceTensor]) -> Tensor:
     parts = []
     for part in parts_of_it:
         tensor = model.tensors[part.name]
-        numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        numbers = gguf.quants.dequantize(tensor.read(file), tensor.kind)
         order = row_order(model.architecture, part, model.config)
         if order:
             heads = numbers.reshape(-1, len(order), *numbers.shape[1:])

@@ -1,6 +1,7 @@
 """Files that are cut short, altered or not understood: refused by name, and never a crash."""
 
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from inference_api.engine.cuda.parameters import load_torch_parameters
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint
 from inference_api.loading.files import read_headers, shape_faults, weight_files
+from inference_api.loading.gguf import container
+from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import llama3_rope
+from inference_api.loading.gguf.container import read_container
 from inference_api.loading.gguf.files import read_gguf
-from inference_api.loading.gguf.tokenizer import vocabulary
+from inference_api.loading.gguf.tokenizer import MAX_TOKENS, tokenizer_json, vocabulary
 from inference_api.loading.options import EngineOptions
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import make_gguf
@@ -137,6 +141,21 @@ def test_list_that_would_fill_memory_is_refused(with_tokenizer: Path, tmp_path: 
     assert f"a list of {2**40} values" in fault(file)
 
 
+def test_values_of_lists_take_little_memory_each(tmp_path: Path) -> None:
+    count = 100_000
+    texts = b"".join(struct.pack("<Q", 6) + b"%06d" % number for number in range(count))
+    numbers = np.arange(count, dtype=np.float32).tobytes()
+    for kind, values in ((gguf.GGUFValueType.STRING, texts), (gguf.GGUFValueType.FLOAT32, numbers)):
+        listed = struct.pack("<IQ", kind, count) + values
+        file = with_metadata(tmp_path / "list.gguf", gguf.GGUFValueType.ARRAY, listed)
+        tracemalloc.start()
+        [value] = read_container(file).metadata.values()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(value) == count
+        assert peak_bytes < 100 * count + 4 * 1024**2
+
+
 def with_metadata(file: Path, kind: int, value: bytes) -> Path:
     """A file of one value of metadata and no tensors."""
     key = b"key"
@@ -148,7 +167,7 @@ def with_metadata(file: Path, kind: int, value: bytes) -> Path:
 def test_lists_of_lists_are_refused_before_they_are_entered(tmp_path: Path) -> None:
     nested = struct.pack("<IQ", gguf.GGUFValueType.ARRAY, 1) * 100_000
     file = with_metadata(tmp_path / "nested.gguf", gguf.GGUFValueType.ARRAY, nested)
-    assert "nested.gguf is damaged or incomplete (ValueError: a list of lists)" in fault(file)
+    assert "nested.gguf is damaged or incomplete (key is a list of lists" in fault(file)
 
 
 def test_text_that_would_fill_memory_is_refused(tmp_path: Path) -> None:
@@ -156,7 +175,32 @@ def test_text_that_would_fill_memory_is_refused(tmp_path: Path) -> None:
     file = with_metadata(tmp_path / "long.gguf", gguf.GGUFValueType.STRING, text)
     with file.open("ab") as stream:
         stream.truncate(3 * 1024**3)
-    assert f"a text of {2**31} bytes" in fault(file)
+    assert f"{2**31} bytes of metadata or names up to byte" in fault(file)
+
+
+def test_texts_that_would_fill_memory_together_are_refused(
+    with_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = read_container(with_tokenizer).begin
+    monkeypatch.setattr(container, "MAX_HEADER_BYTES", begin // 2)
+    read_gguf.__globals__["_read"].cache_clear()
+    assert f"they may end at {begin // 2} at most" in fault(with_tokenizer)
+
+
+def test_endless_dimensions_are_refused(sound: Path, tmp_path: Path) -> None:
+    content = bytearray(sound.read_bytes())
+    field = next(t for t in GGUFReader(sound).tensors if t.name == "blk.1.ffn_up.weight").field
+    at = field.offset + sum(part.nbytes for part in field.parts[:2])
+    content[at : at + 4] = (2**31).to_bytes(4, "little")
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    assert f"blk.1.ffn_up.weight has {2**31} dimensions" in fault(file)
+
+
+def test_file_for_processors_of_another_byte_order_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "big.gguf"
+    file.write_bytes(b"GGUF" + struct.pack(">IQQ", gguf.GGUF_VERSION, 0, 0) + bytes(64))
+    assert "little-endian processors; choose another file" in fault(file)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +296,7 @@ def test_weights_that_are_no_numbers_are_named(sound: Path, tmp_path: Path) -> N
         (set_values(tokenizer__ggml__model="bert"), "tokenizer.ggml.model='bert'"),
         (set_values(tokenizer__ggml__pre="default"), "tokenizer.ggml.pre='default'"),
         (set_values(tokenizer__ggml__tokens=["a", "a"]), "no list of different tokens"),
+        (set_values(tokenizer__ggml__tokens=[""] * (MAX_TOKENS + 1)), f"more than {MAX_TOKENS}"),
         (set_values(tokenizer__ggml__merges=None), "no list of merges"),
         (set_values(tokenizer__ggml__token_type=[1, 1]), "not one type for each token"),
         (set_values(tokenizer__ggml__model="llama"), "not one score for each token"),
@@ -279,6 +324,21 @@ def test_tokenizer_that_cannot_be_read_is_a_fault_of_the_model(
     assert expected in found
     with pytest.raises(StartupError):
         vocabulary(read_gguf(file).metadata)
+
+
+def test_pieces_that_join_in_more_ways_than_any_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A piece of n characters has up to n - 1 merges."""
+    monkeypatch.setattr(gguf_tokenizer, "MAX_MERGES", 1000)
+    pieces = ["a" * length for length in range(1, 64)]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [0.0] * len(pieces),
+    }
+    with pytest.raises(StartupError, match="join in more than 1000 ways"):
+        tokenizer_json(metadata)
 
 
 def test_sentencepiece_tokenizer(with_tokenizer: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The files of a model's folder, which nobody has checked: bounded, and named when they fail."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from inference_api.errors import StartupError
-from inference_api.loading.json_files import MAX_JSON_BYTES
+from inference_api.loading import files
+from inference_api.loading.json_files import MAX_JSON_BYTES, MAX_JSON_VALUES
 from inference_api.loading.options import EngineOptions
 from inference_api.text.tokens import load_tokenizer
 from tests.inference_api.conftest import Tiny
@@ -58,8 +60,11 @@ def test_a_sound_folder_has_no_faults(folder: Path) -> None:
         (DEEP, "nested too deep"),
         ('{"a":' + "[" * DEPTH, "nested too deep"),
         ("[1]", "not a JSON object"),
+        ('{"a":[' + "[]," * (MAX_JSON_VALUES // 2 + 1) + "0]}", f"more than {MAX_JSON_VALUES}"),
+        ('{"a":' + "9" * 5000 + "}", "cannot be read"),
+        ('{"a": 1', "cannot be read"),
     ],
-    ids=["deep", "deep and open", "list"],
+    ids=["deep", "deep and open", "list", "many values", "endless number", "cut short"],
 )
 def test_file_that_cannot_be_read_is_named(
     folder: Path, name: str, content: str, reason: str
@@ -87,6 +92,32 @@ def test_file_too_large_to_read_is_not_read(folder: Path, name: str) -> None:
     assert f"{SPARSE_BYTES} bytes, more than " in fault
 
 
+JUNK: list[Any] = [
+    *(None, "x", True, -1, 0, 2**64, 10**400, 1.5, math.nan, math.inf, {}, {"x": 1}),
+    *(
+        [],
+        [0],
+        ["x", "y"],
+        [None, None],
+        [math.nan, 0],
+        [-1, 4],
+        [0, 2**64],
+        [10**400] * 2,
+        [0] * 9,
+    ),
+]
+
+
+def spoil_header(file: Path, spoil: Callable[[Any], object]) -> None:
+    """Changes the header of a safetensors file, in place."""
+    content = file.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    spoil(header)
+    changed = json.dumps(header).encode()
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + content[end:])
+
+
 @pytest.mark.parametrize(
     ("field", "spoil"),
     [
@@ -95,22 +126,59 @@ def test_file_too_large_to_read_is_not_read(folder: Path, name: str) -> None:
         ("shape", lambda shape: [float(size) for size in shape]),
         ("shape", lambda shape: [*shape, -1]),
         ("data_offsets", lambda offsets: [float(each) for each in offsets]),
+        ("data_offsets", lambda offsets: [0, offsets[1] - offsets[0]]),  # another tensor's bytes
+        ("data_offsets", lambda offsets: [offsets[0] + 4, offsets[1]]),
+        *(
+            (field, lambda _, junk=junk: junk)
+            for field in ("dtype", "shape", "data_offsets")
+            for junk in JUNK
+        ),
     ],
 )
 def test_header_that_the_loader_could_not_use_is_refused_before_it_does(
     folder: Path, field: str, spoil: Callable[[Any], object]
 ) -> None:
-    file = folder / "model.safetensors"
-    content = file.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    spoiled = header["model.layers.1.self_attn.q_proj.weight"]
-    spoiled[field] = spoil(spoiled[field])
-    changed = json.dumps(header).encode()
-    file.write_bytes(len(changed).to_bytes(8, "little") + changed + content[end:])
+    def spoil_one(header: dict[str, Any]) -> None:
+        entry = header["model.layers.1.self_attn.q_proj.weight"]
+        entry[field] = spoil(entry[field])
+
+    spoil_header(folder / "model.safetensors", spoil_one)
     [fault] = check(folder)
     assert len(fault) < 500
     assert "self_attn.q_proj.weight" in fault or "model.safetensors is damaged" in fault
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_entry_of_a_header_that_is_no_tensor_is_refused(folder: Path, junk: object) -> None:
+    spoil_header(folder / "model.safetensors", lambda header: header.update(more=junk))
+    [fault] = check(folder)
+    assert "model.safetensors is damaged" in fault
+
+
+def test_weights_cut_short_anywhere_are_refused(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    for length in [*range(12), *range(12, len(content), 1 + len(content) // 200)]:
+        file.write_bytes(content[:length])
+        [fault] = check(folder)
+        assert "model.safetensors is damaged or incomplete" in fault
+
+
+def test_stacks_of_more_experts_than_any_model_has_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stack takes few bytes, also of several files, and stands for thousands of tensors."""
+    monkeypatch.setattr(files, "MAX_TENSORS", 5000)
+    name = "model.layers.{}.mlp.experts.gate_up_proj"
+    of_none = {"dtype": "F32", "shape": [1024, 2, 0], "data_offsets": [0, 0]}
+    for number in range(3):
+        header = json.dumps({name.format(number): of_none}).encode()
+        content = len(header).to_bytes(8, "little") + header
+        (folder / f"stack{number}.safetensors").write_bytes(content)
+    index = {"weight_map": {str(n): f"stack{n}.safetensors" for n in range(3)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    [fault] = check(folder)
+    assert "more than 5000 tensors" in fault
 
 
 def test_header_longer_than_the_format_allows_is_not_read(folder: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from inference_api.errors import StartupError
+from inference_api.loading.gguf.tokenizer import MAX_TOKENS
 from inference_api.loading.heads import tokenizer_sha256
 from inference_api.loading.sentence_pieces import read_sentence_pieces
 from inference_api.loading.tokenizer_files import eos_token_ids, read_tokenizer
@@ -116,6 +117,14 @@ def test_model_that_cuts_otherwise_is_refused(
 ) -> None:
     file = trained(tmp_path / "tokenizer.model", **options)
     with pytest.raises(StartupError, match=fault):
+        read_sentence_pieces(file)
+
+
+def test_model_of_more_pieces_than_any_is_refused(tmp_path: Path) -> None:
+    """An empty piece takes two bytes in a file."""
+    file = tmp_path / "tokenizer.model"
+    file.write_bytes(b"\x0a\x00" * (MAX_TOKENS + 1))
+    with pytest.raises(StartupError, match=f"more than {MAX_TOKENS} pieces"):
         read_sentence_pieces(file)
 
 
