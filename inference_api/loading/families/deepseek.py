@@ -13,8 +13,7 @@ from inference_api.loading.families.windows import GLOBAL
 
 
 def _read_v3(fields: ConfigFields) -> ModelConfig:
-    if not fields.flag("rope_interleave", True):
-        fields.refuse("rope_interleave", False, "rope_interleave=true")
+    fields.allow_only("rope_interleave", True)
     return _read_latents(fields)
 
 
@@ -30,13 +29,12 @@ def _read_latents(fields: ConfigFields) -> ModelConfig:
     head_dim = fields.count("qk_nope_head_dim") + rotary_dim
     if rotary_dim % 2:
         fields.refuse("qk_rope_head_dim", rotary_dim, "an even one")
-    if fields.flag("mlp_bias"):
-        fields.refuse("mlp_bias", True, "mlp_bias=false")
+    fields.allow_only("mlp_bias", False)
     # Here `head_dim` counts only a head's turned dimensions, so a rotary share would be wrong.
-    own = {"head_dim": head_dim, "num_key_value_heads": fields.raw.get("num_attention_heads")}
+    sizes = {"head_dim": head_dim, "num_key_value_heads": fields.raw.get("num_attention_heads")}
     for name in ("rope_scaling", "rope_parameters"):
-        own[name] = {**fields.mapping(name), PARTIAL: None}
-    fields = fields.replace(**own, partial_rotary_factor=None)
+        sizes[name] = {**fields.mapping(name), PARTIAL: None}
+    fields = fields.replace(**sizes, partial_rotary_factor=None)
     config = read_llama_like(fields, mixture=read_deepseek_mixture)
     rope = config.ropes[0]
     assert rope is not None
@@ -67,20 +65,19 @@ def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
 def _read_kimi_linear(fields: ConfigFields) -> ModelConfig:
     """Reads Kimi Linear: Kimi delta attention in most layers, latent attention without rope in the
     others. Missing fields have the values of transformers' KimiLinearConfig."""
-    if not fields.flag("mla_use_nope", True):
-        fields.refuse("mla_use_nope", False, "mla_use_nope=true")
-    fields = fields.or_else({ours: fields.raw.get(its) for its, ours in _KIMI_NAMES.items()})
+    fields.allow_only("mla_use_nope", True)
+    fields = fields.or_else({usual: fields.raw.get(name) for name, usual in _KIMI_NAMES.items()})
     delta = fields.mapping("linear_attn_config")
-    named = {ours: delta.get(its) for its, ours in _KIMI_DELTA_NAMES.items()}
+    named = {usual: delta.get(name) for name, usual in _KIMI_DELTA_NAMES.items()}
     fields = fields.under(named).or_else(fields.raw).or_else(KIMI_LINEAR)
     heads, head_dim = fields.count("linear_num_heads"), fields.count("linear_head_dim")
     config = _read_v3(fields)
     full, layers = delta.get("full_attn_layers"), range(1, config.num_layers + 1)
     full = full if isinstance(full, list) else layers[4::4]
     kinds = [GLOBAL if layer in full else LINEAR for layer in layers]
-    own = {f"linear_num_{kind}_heads": heads for kind in ("key", "value")}
-    own |= {f"linear_{kind}_head_dim": head_dim for kind in ("key", "value")}
-    fields = fields.replace(**own).or_else({"layer_types": kinds})
+    sizes = {f"linear_num_{kind}_heads": heads for kind in ("key", "value")}
+    sizes |= {f"linear_{kind}_head_dim": head_dim for kind in ("key", "value")}
+    fields = fields.replace(**sizes).or_else({"layer_types": kinds})
     return replace(
         config,
         ropes=(None,) * config.num_layers,
@@ -89,7 +86,7 @@ def _read_kimi_linear(fields: ConfigFields) -> ModelConfig:
     )
 
 
-_KIMI_NAMES = {  # our names of fields, by theirs
+_KIMI_NAMES = {  # usual names of fields, by Kimi's
     "model_max_length": "max_position_embeddings",
     "moe_renormalize": "norm_topk_prob",
     "moe_router_activation_func": "scoring_func",

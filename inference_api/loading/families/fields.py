@@ -39,16 +39,16 @@ class ConfigFields:
 
     def or_else(self, defaults: Mapping[str, Any]) -> Self:
         """Returns access with these values for keys that are absent or null."""
-        given = {name: value for name, value in self.raw.items() if value is not None}
-        return self.under({**defaults, **given})
+        present = {name: value for name, value in self.raw.items() if value is not None}
+        return self.under({**defaults, **present})
 
     def with_defaults(self) -> Self:
         """Returns access with the family's values for keys that are absent."""
-        usual = dict(DEFAULTS.get(str(self.raw.get("model_type")), {}))
+        defaults = dict(DEFAULTS.get(str(self.raw.get("model_type")), {}))
         if self.raw.get("rope_scaling") or self.raw.get("rope_parameters"):
-            usual.pop("rope_parameters", None)
-        unsaid = {n for n in usual.keys() - NULLABLE if self.raw.get(n) is None}
-        return self.under({**usual, **{n: v for n, v in self.raw.items() if n not in unsaid}})
+            defaults.pop("rope_parameters", None)
+        absent = {n for n in defaults.keys() - NULLABLE if self.raw.get(n) is None}
+        return self.under({**defaults, **{n: v for n, v in self.raw.items() if n not in absent}})
 
     def count(
         self, name: str, default: int | None = None, most: int | None = None, least: int = 1
@@ -91,14 +91,21 @@ class ConfigFields:
     def refuse(self, name: str, value: object, supported: str) -> None:
         self._note(name, value, f"is not supported; choose a model with {supported}")
 
+    def allow_only(self, name: str, *supported: object) -> None:
+        """Refuse all values but `supported`; the key may be absent."""
+        value = self.raw.get(name)
+        if value not in (None, *supported):
+            choices = " or ".join(str(each).lower() for each in supported)
+            self.refuse(name, value, f"{name}={choices}" if supported else f"no {name}")
+
     def _note(self, name: str, value: object, fault: str) -> None:
         self.faults.append(f"{name}={reprlib.repr(value)} in config.json {fault}.")
 
     def activation(self, name: str, default: str) -> str:
-        given = str(self.raw.get(name) or default)
-        activation = ACTIVATION_ALIASES.get(given, given)
+        value = str(self.raw.get(name) or default)
+        activation = ACTIVATION_ALIASES.get(value, value)
         if activation not in ACTIVATIONS:
-            self.refuse(name, given, " or ".join((*ACTIVATIONS, *ACTIVATION_ALIASES)))
+            self.refuse(name, value, " or ".join((*ACTIVATIONS, *ACTIVATION_ALIASES)))
         return activation
 
     def mapping(self, name: str) -> Mapping[str, Any]:

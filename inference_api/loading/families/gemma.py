@@ -30,9 +30,8 @@ from inference_api.loading.families.windows import (
 
 def read_gemma3_text(fields: ConfigFields) -> ModelConfig:
     """Reads Gemma 3: norms before and after attention and MLP, windows and two kinds of rope."""
-    for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
-        if fields.raw.get(name):
-            fields.refuse(name, fields.raw[name], f"no {name}")
+    fields.allow_only("attn_logit_softcapping")
+    fields.allow_only("use_bidirectional_attention", False)
     config = _read(fields, "gemma3")
     are_local = are_local_but_every(fields, config.num_layers)
     [window, *_] = same_window(fields, config.num_layers)
@@ -47,8 +46,8 @@ def _read(
     fields: ConfigFields, tensor_names: TensorNames, mixture: ReadMixture = no_mixture
 ) -> ModelConfig:
     """Reads the fields that all versions share."""
-    own = fields.replace(hidden_act=fields.raw["hidden_activation"])
-    config = read_llama_like(own, has_qk_norm=True, tensor_names=tensor_names, mixture=mixture)
+    renamed = fields.replace(hidden_act=fields.raw["hidden_activation"])
+    config = read_llama_like(renamed, has_qk_norm=True, tensor_names=tensor_names, mixture=mixture)
     name = "final_logit_softcapping"
     return replace(
         config,
@@ -61,9 +60,8 @@ def _read(
 def read_gemma3n_text(fields: ConfigFields) -> ModelConfig:
     """Reads Gemma 3n: alternating updates of several streams, and a map of low rank beside
     attention. Like in Gemma 4, layers have embeddings, and the last share keys and values."""
-    for name, only in {"altup_active_idx": 0, "altup_correct_scale": True}.items():
-        if fields.raw[name] != only:
-            fields.refuse(name, fields.raw[name], f"{name}={str(only).lower()}")
+    fields.allow_only("altup_active_idx", 0)
+    fields.allow_only("altup_correct_scale", True)
     num_layers = fields.count("num_hidden_layers")
     ffn_sizes = _by_layer(fields, "intermediate_size", num_layers)
     config = _read(fields.replace(intermediate_size=ffn_sizes[0]), "gemma4")
@@ -151,8 +149,8 @@ def read_gemma4_assistant(fields: ConfigFields) -> ModelConfig:
     """Reads a few layers that draft for a Gemma 4, whose keys and values they use. Ignores
     `use_ordered_embeddings`, which limits the tokens that they guess, only for speed."""
     text = text_fields(fields, "gemma4_text")
-    own = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
-    config = read_gemma4_text(text.replace(**own, vocab_size_per_layer_input=None))
+    unused = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+    config = read_gemma4_text(text.replace(**unused, vocab_size_per_layer_input=None))
     return replace(
         config,
         shapes=tuple(shape._replace(kv_source=0) for shape in config.shapes),
@@ -219,8 +217,8 @@ def _gemma4_shapes(
         )
         if layer >= num_own:
             source = _last_alike(fields, are_local[:num_own], is_local)
-            own = shapes[source]
-            if (own.num_kv_heads, own.head_dim) != (shape.num_kv_heads, head_dim):
+            source_shape = shapes[source]
+            if (source_shape.num_kv_heads, source_shape.head_dim) != (shape.num_kv_heads, head_dim):
                 fields.refuse("per_layer_config", sizes.raw, "heads alike where layers share them")
             shape = shape._replace(kv_source=source, ffn_size=config.ffn_size * (1 + is_wider))
         shapes.append(shape)
@@ -233,8 +231,8 @@ def _own_sizes(
     """Returns the sizes of layers that differ from most, by layer number. Files give them singly,
     or once for all layers without a window."""
     if fields.raw.get("per_layer_config") is not None:
-        given = fields.mapping("per_layer_config")  # keys are as wide as the last one
-        return fields.under({str(key).lstrip("0") or "0": value for key, value in given.items()})
+        by_layer = fields.mapping("per_layer_config")  # keys are as wide as the last one
+        return fields.under({str(key).lstrip("0") or "0": value for key, value in by_layer.items()})
     sizes = {"head_dim": fields.raw["global_head_dim"]}
     if fields.flag("attention_k_eq_v"):
         sizes["num_key_value_heads"] = fields.raw.get("num_global_key_value_heads")

@@ -12,13 +12,13 @@ from inference_api.loading.families.ropes import DEFAULT_THETA
 def _read_moe(fields: ConfigFields) -> ModelConfig:
     """Reads experts in all layers, and an MLP as wide as one expert. Refuses sizes that differ
     between layers."""
-    own = {name: _same(fields, name) for name in ("moe_topk", "num_experts")}
+    sizes = {name: _same(fields, name) for name in ("moe_topk", "num_experts")}
     only = {"moe_intermediate_size": fields.raw.get("intermediate_size"), "num_shared_expert": 1}
     for name, wanted in only.items():
         if _same(fields, name) not in (None, wanted):
             fields.refuse(name, fields.raw[name], f"{name}={wanted}")
-    own |= {"num_local_experts": own["num_experts"], "num_experts_per_tok": own["moe_topk"]}
-    return _read(fields.replace(**own), _read_mixture)
+    sizes |= {"num_local_experts": sizes["num_experts"], "num_experts_per_tok": sizes["moe_topk"]}
+    return _read(fields.replace(**sizes), _read_mixture)
 
 
 def _read(fields: ConfigFields, mixture: ReadMixture = no_mixture) -> ModelConfig:

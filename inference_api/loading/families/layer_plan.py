@@ -55,41 +55,41 @@ def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSource
         layer.add_altup()
     if config.laurel_rank:
         layer.add_laurel()
-    factors = {f"{layer.theirs}.{n}.weight": each for n, each in config.weight_factors.items()}
+    factors = {f"{layer.module}.{n}.weight": each for n, each in config.weight_factors.items()}
     return {
-        ours: tuple(replace(part, factors=factors.get(part.name, ())) for part in parts)
-        for ours, parts in layer.plan.items()
+        parameter: tuple(replace(part, factors=factors.get(part.name, ())) for part in parts)
+        for parameter, parts in layer.plan.items()
     }
 
 
 class _Layer:
-    """Collects the sources of a layer's parameters. Parameters' names begin with `ours`, tensors'
-    names with `theirs`."""
+    """Collects the sources of a layer's parameters. Parameters' names begin with `name`,
+    tensors' with `module`."""
 
     def __init__(self, config: ModelConfig, names: Names, index: int) -> None:
         self.plan: ParameterSources = {}
-        self.ours, self.theirs = f"layers.{index}", f"{names.layer}.{config.first_layer + index}"
+        self.name, self.module = f"layers.{index}", f"{names.layer}.{config.first_layer + index}"
         self._config, self._names, self._index = config, names, index
 
     def linear(
         self,
-        ours: str,
+        parameter: str,
         names: tuple[str, ...] | str,
         rows: tuple[int, ...] | int,
         columns: int,
         has_bias: bool = False,
     ) -> None:
         """See `_linear`."""
-        own, its = f"{self.ours}.{ours}", self.theirs
-        self.plan |= _linear(own, its, names, rows, columns, has_bias)
+        name, module = f"{self.name}.{parameter}", self.module
+        self.plan |= _linear(name, module, names, rows, columns, has_bias)
 
-    def norm(self, ours: str, theirs: str) -> None:
-        names = (f"{self.ours}.{ours}", f"{self.theirs}.{theirs}")
+    def norm(self, parameter: str, tensor: str) -> None:
+        names = (f"{self.name}.{parameter}", f"{self.module}.{tensor}")
         self.plan |= norm_plan(self._config, self._names, *names)
 
-    def vector(self, ours: str, theirs: str, *shape: int, offset: float = 0.0) -> None:
-        source = SourceTensor(f"{self.theirs}.{theirs}", shape, offset=offset)
-        self.plan[f"{self.ours}.{ours}"] = (source,)
+    def vector(self, parameter: str, tensor: str, *shape: int, offset: float = 0.0) -> None:
+        source = SourceTensor(f"{self.module}.{tensor}", shape, offset=offset)
+        self.plan[f"{self.name}.{parameter}"] = (source,)
 
     def add_mixer(self) -> None:
         """Add attention and the recurrent mixer, if the layer has them."""
@@ -104,19 +104,19 @@ class _Layer:
         if recurrent is not None:
             self._add_recurrent(recurrent)
         if attends and config.latent is None:
-            asking = queries * (1 + config.has_output_gates)
-            rows = (asking, kv, kv) if len(names.qkv) == 3 else (asking + 2 * kv,)
+            query_rows = queries * (1 + config.has_output_gates)
+            rows = (query_rows, kv, kv) if len(names.qkv) == 3 else (query_rows + 2 * kv,)
             parts = (names.qkv[:num_kinds], rows[:num_kinds])
-            qkv = _linear(f"{self.ours}.qkv", self.theirs, *parts, hidden, config.has_qkv_bias)
+            qkv = _linear(f"{self.name}.qkv", self.module, *parts, hidden, config.has_qkv_bias)
             qkv = {n: tuple(_qkv_part(config, names, p) for p in parts) for n, parts in qkv.items()}
-            self.plan |= _with_values_apart(config, self.ours, qkv)
+            self.plan |= _with_values_apart(config, self.name, qkv)
         elif attends and config.latent is not None:
             self._add_latent(config.latent)
         if config.has_qk_norm and attends:
             sizes = (queries, kv) if config.is_qk_norm_whole else (head, head)
             kinds = list(zip(("q_norm", "k_norm"), names.qk_norm, sizes, strict=True))
-            for name, its_name, size in kinds[:num_kinds]:
-                self.vector(name, f"{its_name}.weight", size, offset=names.norm_offset)
+            for name, tensor_name, size in kinds[:num_kinds]:
+                self.vector(name, f"{tensor_name}.weight", size, offset=names.norm_offset)
         if attends:
             self.linear("out", names.out, hidden, values, config.has_out_bias)
         if config.has_sinks:
@@ -135,7 +135,7 @@ class _Layer:
         """Add the MLP or experts, with the norms around them."""
         config, names, size = self._config, self._names, self._config.layer_input_size
         if names.is_mlp_next and config.attends(self._index):
-            self.theirs = f"{names.layer}.{config.first_layer + self._index + 1}"
+            self.module = f"{names.layer}.{config.first_layer + self._index + 1}"
         hidden, ffn = config.hidden_size, config.shape_of(self._index).ffn_size
         if config.has_mlp_norm:
             self.norm("mlp_norm", self._norm_names[1])
@@ -162,8 +162,8 @@ class _Layer:
             "correct": ("correction_coefs.weight", (streams, streams)),
             "scale": ("correct_output_scale", (hidden,)),
         }
-        for name, (its_name, shape) in tensors.items():
-            self.vector(f"{ALTUP[1:]}.{name}", f"{ALTUP[1:]}.{its_name}", *shape)
+        for name, (tensor_name, shape) in tensors.items():
+            self.vector(f"{ALTUP[1:]}.{name}", f"{ALTUP[1:]}.{tensor_name}", *shape)
 
     def add_laurel(self) -> None:
         """Add the map of low rank beside attention."""
@@ -178,8 +178,8 @@ class _Layer:
         config, names, hidden = self._config, self._names, self._config.hidden_size
         count, ffn, inner = mixture.num_experts, mixture.ffn_size, mixture.latent_size or hidden
         if mixture.has_own_norms:
-            for name, its_name in _MIXTURE_NORMS.items():
-                self.norm(name, its_name)
+            for name, tensor_name in _MIXTURE_NORMS.items():
+                self.norm(name, tensor_name)
             self.vector("router_scale", names.router_scale, hidden)
             self.vector("expert_scales", names.expert_scales, count)
         experts = [f"{names.experts}.{expert}" for expert in range(count)]
@@ -203,7 +203,7 @@ class _Layer:
             self.linear("shared_gate", names.shared_gate, 1, hidden)
 
     def _add_recurrent(self, recurrent: RecurrentConfig) -> None:
-        layer, self.theirs = self.theirs, f"{self.theirs}.{self._names.mixer}"
+        layer, self.module = self.module, f"{self.module}.{self._names.mixer}"
         names, hidden, heads = self._names, self._config.hidden_size, recurrent.heads
         keys, columns = recurrent.key_heads * recurrent.key_dim, recurrent.out_columns
         apart = (keys, keys, columns, columns)  # queries, keys, values and their gates
@@ -212,8 +212,8 @@ class _Layer:
         in_rows = joined.get(len(names.mixer_in), apart[: len(names.mixer_in)])
         conv_rows = (channels,) if len(names.conv) == 1 else apart[:3]
         self.linear("in", names.mixer_in, in_rows, hidden, has_bias)
-        self.plan[f"{self.ours}.conv.weight"] = tuple(
-            SourceTensor(f"{self.theirs}.{name}.weight", (rows, 1, recurrent.conv_width))
+        self.plan[f"{self.name}.conv.weight"] = tuple(
+            SourceTensor(f"{self.module}.{name}.weight", (rows, 1, recurrent.conv_width))
             for name, rows in zip(names.conv, conv_rows, strict=True)
         )
         self.linear("mixer_out", names.mixer_out, hidden, columns, has_bias)
@@ -238,23 +238,23 @@ class _Layer:
             vectors = {"decays": heads, "step_bias": heads, "skip": heads}
             if recurrent.has_norm:
                 vectors["head_norm"] = columns
-        theirs = {"decays": "A_log", "step_bias": "dt_bias", "skip": "D"}
-        theirs["head_norm"] = f"{names.head_norm}.weight"
+        tensors = {"decays": "A_log", "step_bias": "dt_bias", "skip": "D"}
+        tensors["head_norm"] = f"{names.head_norm}.weight"
         for name, size in vectors.items():
-            self.vector(name, theirs[name], size)
-        self.theirs = layer
+            self.vector(name, tensors[name], size)
+        self.module = layer
 
     def _add_latent(self, latent: LatentConfig) -> None:
         """Add latent attention. In the checkpoint, the turned dimensions are at the end of each
         head; here they are at the beginning."""
         config, hidden, kv_rank = self._config, self._config.hidden_size, latent.kv_rank
         heads, unturned = config.num_heads, config.head_dim - config.rotary_dim
-        queries_of, its_name = hidden, "q_proj"
+        queries_of, tensor_name = hidden, "q_proj"
         if latent.query_rank is not None:
-            queries_of, its_name = latent.query_rank, "q_b_proj"
+            queries_of, tensor_name = latent.query_rank, "q_b_proj"
             self.linear("q_a", "self_attn.q_a_proj", queries_of, hidden, config.has_qkv_bias)
             self.vector("q_a_norm.weight", "self_attn.q_a_layernorm.weight", queries_of)
-        self.linear("q_b", f"self_attn.{its_name}", heads * config.head_dim, queries_of)
+        self.linear("q_b", f"self_attn.{tensor_name}", heads * config.head_dim, queries_of)
         self._turn("q_b", unturned, config.head_dim)
         rows = kv_rank + config.rotary_dim
         self.linear("kv_a", "self_attn.kv_a_proj_with_mqa", rows, hidden, config.has_qkv_bias)
@@ -263,9 +263,9 @@ class _Layer:
         rows = heads * (unturned + latent.value_dim)
         self.linear("kv_b", "self_attn.kv_b_proj", rows, kv_rank)
 
-    def _turn(self, ours: str, begin: int, end: int) -> None:
+    def _turn(self, parameter: str, begin: int, end: int) -> None:
         order = rotary_order(self._config, begin, end)
-        for name in (f"{self.ours}.{ours}.weight", f"{self.ours}.{ours}.bias"):
+        for name in (f"{self.name}.{parameter}.weight", f"{self.name}.{parameter}.bias"):
             if name in self.plan:
                 [part] = self.plan[name]
                 self.plan[name] = (replace(part, head_order=order),)
@@ -294,16 +294,18 @@ def stream_plan(config: ModelConfig) -> ParameterSources:
     """Returns the sources of the maps that make more streams of the residual, and join them."""
     plan: ParameterSources = {}
     others, hidden = config.num_streams - 1, config.hidden_size
-    for ours, theirs in (("in", "altup_projections"), ("out", "altup_unembed_projections")):
-        names = tuple(f"{theirs}.{number}" for number in range(others))
-        plan |= _linear(f"streams_{ours}", "model", names, hidden * others, hidden)
+    for parameter, tensor in (("in", "altup_projections"), ("out", "altup_unembed_projections")):
+        names = tuple(f"{tensor}.{number}" for number in range(others))
+        plan |= _linear(f"streams_{parameter}", "model", names, hidden * others, hidden)
     return plan
 
 
-def _with_values_apart(config: ModelConfig, ours: str, qkv: ParameterSources) -> ParameterSources:
+def _with_values_apart(
+    config: ModelConfig, parameter: str, qkv: ParameterSources
+) -> ParameterSources:
     """Returns the plan with a separate parameter for values if these have another form. Files with
     K-quants often have values in more bits."""
-    *others, values = (config.kept_bits.get(part.name) for part in qkv[f"{ours}.qkv.weight"])
+    *others, values = (config.kept_bits.get(part.name) for part in qkv[f"{parameter}.qkv.weight"])
     if len(set(others)) != 1 or values in others:
         return qkv
     apart = {name.replace(".qkv.", ".values."): parts[-1:] for name, parts in qkv.items()}
@@ -326,8 +328,8 @@ def _qkv_part(config: ModelConfig, names: Names, part: SourceTensor) -> SourceTe
 
 
 def _linear(
-    ours: str,
-    theirs: str,
+    parameter: str,
+    tensor: str,
     names: tuple[str, ...] | str,
     rows: tuple[int, ...] | int,
     columns: int,
@@ -339,20 +341,20 @@ def _linear(
 
     def parts(kind: str, *tail: int) -> Iterator[SourceTensor]:
         for name, num_rows in zip(names, rows, strict=True):
-            yield SourceTensor(f"{theirs}.{name}.{kind}", (num_rows, *tail))
+            yield SourceTensor(f"{tensor}.{name}.{kind}", (num_rows, *tail))
 
-    plan = {f"{ours}.weight": tuple(parts("weight", columns))}
+    plan = {f"{parameter}.weight": tuple(parts("weight", columns))}
     if has_bias:
-        plan[f"{ours}.bias"] = tuple(parts("bias"))
+        plan[f"{parameter}.bias"] = tuple(parts("bias"))
     return plan
 
 
-def norm_plan(config: ModelConfig, names: Names, ours: str, theirs: str) -> ParameterSources:
+def norm_plan(config: ModelConfig, names: Names, parameter: str, tensor: str) -> ParameterSources:
     shape = (config.hidden_size,)
-    weight = SourceTensor(f"{theirs}.weight", shape, offset=names.norm_offset)
-    plan: ParameterSources = {f"{ours}.weight": (weight,)}
+    weight = SourceTensor(f"{tensor}.weight", shape, offset=names.norm_offset)
+    plan: ParameterSources = {f"{parameter}.weight": (weight,)}
     if config.norm == "layer":
-        plan[f"{ours}.bias"] = (SourceTensor(f"{theirs}.bias", shape),)
+        plan[f"{parameter}.bias"] = (SourceTensor(f"{tensor}.bias", shape),)
     return plan
 
 

@@ -35,8 +35,8 @@ def _read_mamba(
     """Reads Mamba-2. `inner` is the size of the mixer's output."""
     heads = fields.count("mamba_n_heads")
     groups = fields.count("mamba_n_groups", most=heads)
-    given = fields.raw.get("mamba_d_head")
-    value_dim = inner // heads if given in (None, "auto") else fields.count("mamba_d_head")
+    head_size = fields.raw.get("mamba_d_head")
+    value_dim = inner // heads if head_size in (None, "auto") else fields.count("mamba_d_head")
     key_dim = fields.count("mamba_d_state", most=MAX_DELTA_DIM)
     if heads % groups or value_dim * heads != inner:
         fields.refuse("mamba_n_heads", heads, f"heads that divide {inner} and are whole groups")
@@ -66,12 +66,10 @@ def _read_mamba(
 def _read_falcon_h1(fields: ConfigFields) -> ModelConfig:
     """Reads Falcon-H1. Multipliers of linear maps are applied to their weights, as in GGUF."""
     for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
-        if fields.flag(name):
-            fields.refuse(name, True, f"{name}=false, as the published ones")
+        fields.allow_only(name, False)
+    fields.allow_only("hidden_act", "silu", "swish")
     divisor = 1.0 / fields.number("lm_head_multiplier", 1.0)
     config = read_llama_like(fields.replace(logits_scaling=divisor), tensor_names="falcon_h1")
-    if config.activation != "silu":
-        fields.refuse("hidden_act", fields.raw["hidden_act"], "silu, which convolutions have")
     has_norm = fields.flag("mamba_rms_norm")
     if has_norm and fields.flag("mamba_norm_before_gate", True):
         fields.refuse("mamba_norm_before_gate", True, "false there beside mamba_rms_norm=true")
@@ -95,7 +93,7 @@ def _weight_factors(
         for name in ("attention_in", "key", "attention_out", "ssm_in", "ssm_out")
     )
     gate, down = fields.numbers("mlp_multipliers", 2)
-    whole = {
+    plain = {
         "self_attn.q_proj": attention_in,
         "self_attn.k_proj": attention_in * key,
         "self_attn.v_proj": attention_in,
@@ -107,7 +105,7 @@ def _weight_factors(
     values, keys = recurrent.out_columns, recurrent.key_heads * recurrent.key_dim
     sizes = (values, values, keys, keys, recurrent.heads)
     parts = zip(sizes, fields.numbers("ssm_multipliers", len(sizes)), strict=True)
-    factors = {name: (RowFactor(0, factor),) for name, factor in whole.items()} | {
+    factors = {name: (RowFactor(0, factor),) for name, factor in plain.items()} | {
         "mamba.in_proj": tuple(RowFactor(rows, ssm_in * factor) for rows, factor in parts)
     }
     return {
@@ -125,12 +123,10 @@ def _read_granite_hybrid(fields: ConfigFields) -> ModelConfig:
     config = read_llama_like(
         fields, tensor_names=names, mixture=_read_mixture if has_experts else no_mixture
     )
-    if config.activation != "silu":
-        fields.refuse("hidden_act", fields.raw["hidden_act"], "silu, which convolutions have")
-    position = fields.raw.get("position_embedding_type")
-    if position not in (None, "nope", "rope"):
-        fields.refuse("position_embedding_type", position, "rope or nope")
-    ropes = config.ropes if position == "rope" else (None,) * config.num_layers
+    fields.allow_only("hidden_act", "silu", "swish")
+    fields.allow_only("position_embedding_type", "nope", "rope")
+    has_rope = fields.raw.get("position_embedding_type") == "rope"
+    ropes = config.ropes if has_rope else (None,) * config.num_layers
     layers = _mamba_layers(fields, config.num_layers)
     inner = fields.count("mamba_expand") * config.hidden_size
     recurrent = _read_mamba(fields, layers, inner) if layers else None
@@ -161,14 +157,12 @@ _NAMES = {  # the names of some newer files, which we use, by those of most file
     "ssm_state_size": "mamba_d_state",
     "use_conv_bias": "mamba_conv_bias",
 }
-_ONLY = {"mamba_hidden_act": "silu", "sliding_window": None}
 
 
 def _read_nemotron_h(fields: ConfigFields) -> ModelConfig:
     """Reads Nemotron-H, which has no rope, no attention biases and no gates."""
-    for name, value in _ONLY.items():
-        if fields.raw.get(name) not in (None, value):
-            fields.refuse(name, fields.raw[name], f"{value or 'no'} {name}")
+    fields.allow_only("mamba_hidden_act", "silu", "swish")
+    fields.allow_only("sliding_window")
     kinds = _kinds(fields)
     fields = fields.replace(
         attention_bias=False,
@@ -176,15 +170,14 @@ def _read_nemotron_h(fields: ConfigFields) -> ModelConfig:
         mamba_proj_bias=fields.raw.get("use_bias"),
         num_hidden_layers=len(kinds),
         rms_norm_eps=fields.raw["layer_norm_epsilon"],
-        **{ours: fields.raw.get(ours, fields.raw[name]) for name, ours in _NAMES.items()},
+        **{usual: fields.raw.get(usual, fields.raw[name]) for name, usual in _NAMES.items()},
     )
 
     def of_kind(*wanted: str) -> frozenset[int]:
         return frozenset(layer for layer, kind in enumerate(kinds) if kind in wanted)
 
     def read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-        if fields.flag("mlp_bias"):
-            fields.refuse("mlp_bias", True, "mlp_bias=false beside experts")
+        fields.allow_only("mlp_bias", False)
         mixture = read_deepseek_mixture(fields, num_layers)
         return replace(
             mixture,
@@ -211,11 +204,11 @@ def _kinds(fields: ConfigFields) -> Sequence[str]:
     names = ("layers_block_type", "layer_types", "hybrid_override_pattern")
     name = next((each for each in names if fields.raw.get(each) is not None), names[0])
     given = fields.raw.get(name)
-    known = _LETTERS if isinstance(given, str) else {kind: kind for kind in _LETTERS.values()}
+    codes = _LETTERS if isinstance(given, str) else {kind: kind for kind in _LETTERS.values()}
     listed = given if isinstance(given, list | str) else ()
-    kinds = [known.get(_KINDS.get(str(kind), str(kind)), "") for kind in listed[: MAX_LAYERS + 1]]
+    kinds = [codes.get(_KINDS.get(str(kind), str(kind)), "") for kind in listed[: MAX_LAYERS + 1]]
     if not {GLOBAL, LINEAR} <= {*kinds} <= {*_LETTERS.values()} or len(kinds) > MAX_LAYERS:
-        supported = f"up to {MAX_LAYERS} of {' '.join(known)}, and some of the first two"
+        supported = f"up to {MAX_LAYERS} of {' '.join(codes)}, and some of the first two"
         fields.refuse(name, given, supported)
         return [GLOBAL]
     return kinds

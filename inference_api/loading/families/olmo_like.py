@@ -18,8 +18,7 @@ _DELTA_EPS = 1e-5  # epsilon of a delta rule's norm, whatever the other norms ha
 
 def _read_olmo2(fields: ConfigFields) -> ModelConfig:
     """Reads OLMo 2: all heads of the queries, and all of the keys, are normalised as one."""
-    if fields.raw.get("sliding_window"):
-        fields.refuse("sliding_window", fields.raw["sliding_window"], "no sliding_window")
+    fields.allow_only("sliding_window")
     return replace(_read(fields), is_qk_norm_whole=True)
 
 

@@ -32,13 +32,9 @@ def _read_qwen3_5_moe_text(fields: ConfigFields) -> ModelConfig:
     return _read(fields.replace(intermediate_size=size), "qwen3_5", _read_mixture)
 
 
-_ONLY = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}  # supported values
-
-
 def _read(fields: ConfigFields, names: TensorNames, mixture: ReadMixture) -> ModelConfig:
-    for name, values in _ONLY.items():
-        if fields.raw.get(name) not in (None, *values):
-            fields.refuse(name, fields.raw[name], f"{name}={values[0]}")
+    fields.allow_only("attn_output_gate", True)
+    fields.allow_only("output_gate_type", "silu", "swish")
     config = read_llama_like(
         fields, has_qk_norm=True, tensor_names=names, mixture=mixture, usual_rotary_share=0.25
     )
@@ -65,8 +61,7 @@ def _delta_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
 
 
 def read_delta(fields: ConfigFields, config: ModelConfig) -> RecurrentConfig:
-    if config.activation != "silu":
-        fields.refuse("hidden_act", fields.raw["hidden_act"], "silu, which convolutions have")
+    fields.allow_only("hidden_act", "silu", "swish")
     heads = fields.count("linear_num_value_heads")
     key_heads = fields.count("linear_num_key_heads")
     if heads % key_heads:

@@ -98,22 +98,20 @@ def _read_ernie(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_ernie_moe(fields: ConfigFields) -> ModelConfig:
-    if fields.flag("use_bias"):
-        fields.refuse("use_bias", True, "use_bias=false, as the published ones")
+    fields.allow_only("use_bias", False)
     return read_llama_like(fields, tensor_names="ernie4_5", mixture=read_ernie_mixture)
 
 
 def _read_falcon(fields: ConfigFields) -> ModelConfig:
     """Reads Falcon: 7B (one key-value head), 40B and 180B (grouped), old sequential layers."""
-    if fields.flag("alibi"):
-        fields.refuse("alibi", True, "rotary positions (alibi=false)")
+    fields.allow_only("alibi", False)
     is_new, has_bias = fields.flag("new_decoder_architecture"), fields.flag("bias")
     is_parallel = is_new or fields.flag("parallel_attn", True)
     num_heads = fields.count("num_attention_heads")
     num_kv_heads = fields.count("num_kv_heads", num_heads)
     if not is_new:
         num_kv_heads = 1 if fields.flag("multi_query", True) else num_heads
-    own = fields.replace(
+    llama_fields = fields.replace(
         attention_bias=has_bias,
         mlp_bias=has_bias,
         hidden_act=fields.activation("activation", "gelu"),
@@ -123,7 +121,7 @@ def _read_falcon(fields: ConfigFields) -> ModelConfig:
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
     )
     return replace(
-        read_llama_like(own, tensor_names="falcon"),
+        read_llama_like(llama_fields, tensor_names="falcon"),
         norm="layer",
         is_mlp_gated=False,
         is_parallel=is_parallel,
@@ -168,8 +166,7 @@ def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
         tensor_names="gpt_oss",
         mixture=lambda *given: replace(read_mixtral(*given), has_biases=True),
     )
-    if config.activation != "silu":
-        fields.refuse("hidden_act", fields.raw["hidden_act"], "silu, which its gates are made of")
+    fields.allow_only("hidden_act", "silu", "swish")  # gates are made of it
     limit, alpha = fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702)
     return replace(config, has_sinks=True, swiglu=SwiGluConfig(limit, alpha))
 

@@ -33,7 +33,7 @@ ROUNDING = 1e-6  # above the rounding error of a share of dimensions
 def read_rotary_dim(fields: ConfigFields, head_dim: int, usual_share: float | None) -> int:
     """Returns how many dimensions of a head rotate. `usual_share` is the family's default; None:
     the family always rotates whole heads."""
-    scaling = fields.under({PARTIAL: fields.raw.get(PARTIAL)} | _given(fields))
+    scaling = fields.under({PARTIAL: fields.raw.get(PARTIAL)} | _scaling(fields))
     share = scaling.number(PARTIAL, usual_share or 1.0)
     if share == 1.0:
         return head_dim
@@ -52,9 +52,10 @@ def read_rope(
 ) -> RopeConfig:
     """Returns the rotary embedding that all layers share."""
     context = fields.raw.get(ORIGINAL_POSITIONS)
-    given = _given(fields) | ({} if context is None else {ORIGINAL_POSITIONS: context})
+    own = {} if context is None else {ORIGINAL_POSITIONS: context}
+    scaling = fields.under(_scaling(fields) | own)
     theta = fields.number("rope_theta", DEFAULT_THETA)
-    return rope_of(fields.under(given), theta, max_positions, rotary_dim, kinds)
+    return rope_of(scaling, theta, max_positions, rotary_dim, kinds)
 
 
 def read_ropes_by_kind(
@@ -83,10 +84,10 @@ def rope_of(
     kinds: Mapping[str, RopeKind] = KINDS,
 ) -> RopeConfig:
     """Returns the rope that an object of `rope_parameters` describes. `theta` is its default."""
-    given_kind = scaling.raw.get("rope_type") or scaling.raw.get("type") or "default"
-    kind = kinds.get(str(given_kind))
+    kind_name = scaling.raw.get("rope_type") or scaling.raw.get("type") or "default"
+    kind = kinds.get(str(kind_name))
     if kind is None:
-        scaling.refuse("rope_type", given_kind, f"{', '.join(kinds)} rope")
+        scaling.refuse("rope_type", kind_name, f"{', '.join(kinds)} rope")
     least = MIN_CONTEXT_TOKENS if kind == "longrope" else 1  # there it is the context by default
     original_max_positions = scaling.count(ORIGINAL_POSITIONS, max_positions, least=least)
     rope = RopeConfig(
@@ -106,7 +107,7 @@ def rope_of(
 def read_score_magnitude(fields: ConfigFields, rope: RopeConfig) -> float:
     """Returns the factor of attention scores with DeepSeek's yarn, besides the magnitude of turned
     queries and keys."""
-    scaling = fields.under(_given(fields))
+    scaling = fields.under(_scaling(fields))
     if rope.kind != "yarn" or not scaling.raw.get(ALL_DIMENSIONS):
         return 1.0
     return _yarn_magnitude(rope, scaling.number(ALL_DIMENSIONS, 1.0)) ** 2
@@ -116,7 +117,7 @@ def _yarn_magnitude(rope: RopeConfig, share: float) -> float:
     return 1.0 + 0.1 * share * math.log(max(rope.factor, 1.0))
 
 
-def _given(fields: ConfigFields) -> dict[str, Any]:
+def _scaling(fields: ConfigFields) -> dict[str, Any]:
     return {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
 
 

@@ -60,8 +60,8 @@ def are_local_but_every(fields: ConfigFields, num_layers: int) -> Sequence[bool]
         letters = [pattern[layer % len(pattern)] for layer in range(num_layers)]
         kinds = [GLOBAL if letter == "G" else LOCAL for letter in letters]
     elif kinds is None:
-        every = fields.count("sliding_window_pattern")
-        kinds = [LOCAL if (layer + 1) % every else GLOBAL for layer in range(num_layers)]
+        interval = fields.count("sliding_window_pattern")
+        kinds = [LOCAL if (layer + 1) % interval else GLOBAL for layer in range(num_layers)]
     return are_local_layers(fields, kinds, num_layers)
 
 
