@@ -38,7 +38,7 @@ def _model_faults(settings: Settings) -> list[str]:
         faults += hardware.cuda_faults()
     return faults + checkpoint.check_all(
         [
-            checkpoint.Asked(
+            checkpoint.RequestedModel(
                 each.name,
                 each.model,
                 EngineOptions.from_settings(each).with_layers(layers),

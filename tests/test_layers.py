@@ -52,7 +52,7 @@ sys.modules.update(dict.fromkeys(("torch", "transformers", "huggingface_hub"))) 
 from pathlib import Path
 from inference_api.bundle.check import check_bundle
 from inference_api.engine.devices import check_memory, make_runner
-from inference_api.loading.checkpoint import Asked, check_all
+from inference_api.loading.checkpoint import RequestedModel, check_all
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, place_own_pages
@@ -64,7 +64,8 @@ from inference_api.text.tokens import load_tokenizer
 experts = [dict(name="a", source=str(EMBEDDED_MODEL), speculation="auto")]
 keys = dict(version=1, memory_limit=2**30, fast_memory_limit=2**30, experts=experts)
 assert check_bundle(Bundle.model_validate(keys), Settings()).valid
-assert check_all([Asked("m", str(EMBEDDED_MODEL), EngineOptions(device="cpu", max_rows=1))]) == []
+options = EngineOptions(device="cpu", max_rows=1)
+assert check_all([RequestedModel("m", str(EMBEDDED_MODEL), options)]) == []
 load_tokenizer(EMBEDDED_MODEL, frozenset()).encode_chat([dict(role="user", content="a")])
 options = EngineOptions(device="cpu", max_rows=2, max_seq_len=64, has_medusa=True)
 runner = make_runner(Path(EMBEDDED_MODEL), options)

@@ -51,14 +51,14 @@ def make_slots(pause: Callable[[], None], held_bytes: int) -> "Slots":
     return Slots(CUDA, pause, held_bytes)
 
 
-def _is_on_cuda(asked: str) -> bool:
+def _is_on_cuda(device: str) -> bool:
     """Returns whether to run on CUDA. Imports torch only if there may be a GPU. Raises StartupError
     if CUDA is requested and not available."""
-    is_asked = asked == "cuda"
-    if asked == "cpu" or not (is_asked or hardware.has_nvidia_driver()):
+    is_required = device == "cuda"
+    if device == "cpu" or not (is_required or hardware.has_nvidia_driver()):
         return False
     if not hardware.has_torch():
-        if is_asked:
+        if is_required:
             raise StartupError(hardware.NO_TORCH)
         logger.warning(
             "there is an NVIDIA driver and no torch: the CPU serves; %s to use the GPU",
@@ -67,26 +67,26 @@ def _is_on_cuda(asked: str) -> bool:
         return False
     from inference_api.engine.cuda.runner import has_cuda
 
-    if is_asked and not has_cuda():
+    if is_required and not has_cuda():
         raise StartupError(hardware.NO_CUDA)
     return has_cuda()
 
 
 def share_memory(runners: Sequence[LocalRunner]) -> None:
     """Have each runner leave room for the others on its device."""
-    for one in runners:
-        others = [each for each in runners if each is not one and each.device == one.device]
+    for runner in runners:
+        others = [each for each in runners if each is not runner and each.device == runner.device]
         if others:
-            one.leave_room_for(others)
+            runner.leave_room_for(others)
 
 
 def check_memory(runners: Mapping[str, LocalRunner]) -> None:
     """Raises StartupError if these models, by name, do not fit together into their devices."""
     faults: list[str] = []
-    for device, one in {runner.device: runner for runner in runners.values()}.items():
+    for device, runner in {runner.device: runner for runner in runners.values()}.items():
         footprints = {
             name: runner.footprint for name, runner in runners.items() if runner.device == device
         }
-        faults += memory_faults(footprints, one.free_bytes())
+        faults += memory_faults(footprints, runner.free_bytes())
     if faults:
         raise StartupError(faults)

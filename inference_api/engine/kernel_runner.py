@@ -65,9 +65,9 @@ class KernelRunner(LocalRunner):
             raise StartupError(faults)
         assistants = []
         if options.assistant is not None:
-            assistants.append(read_assistant(options.assistant, self._whole))
+            assistants.append(read_assistant(options.assistant, self._full_config))
             self.has_mtp = True
-            self._config = self._whole = assisted(self._whole)
+            self._config = self._full_config = assisted(self._full_config)
         self.bits = weight_bits(self._options)
         is_small = num_parameters(self._config) < MIN_PARAMETERS_TO_SHARE
         self._threads = 1 if is_small else hardware.physical_cores()
@@ -77,16 +77,16 @@ class KernelRunner(LocalRunner):
         self._models = [PackedModel(name, files, config, *form) for config, files in sources]
         self.share_pages(None if packed is not None else self._pages_that_fit())
 
-    def _context(self, config: ModelConfig, asked: int | None) -> int:
+    def _context(self, config: ModelConfig, max_seq_len: int | None) -> int:
         is_shared = self._packed is None  # experts of a bundle borrow memory row by row
-        return asked or (config.own_context if is_shared else config.context(None))
+        return max_seq_len or (config.own_context if is_shared else config.context(None))
 
     @property
     def settled_bytes(self) -> int:
         """See `LocalRunner`. Counts pages only if KV_CACHE_MEMORY is set."""
         footprint = self.footprint
-        is_asked = self._options.kv_cache_bytes is not None
-        return footprint.total_bytes if is_asked else footprint.weights_bytes
+        is_limited = self._options.kv_cache_bytes is not None
+        return footprint.total_bytes if is_limited else footprint.weights_bytes
 
     def leave_room_for(self, others: Sequence[LocalRunner]) -> None:
         """See `LocalRunner`."""
@@ -102,8 +102,8 @@ class KernelRunner(LocalRunner):
             free_bytes = self.free_bytes()
             if free_bytes is None:
                 return None
-            half_bytes = (free_bytes - needed.weights_bytes - others_bytes) // 2
-            own_bytes = int(half_bytes * self.cache_share) // self._options.num_runners
+            free_half_bytes = (free_bytes - needed.weights_bytes - others_bytes) // 2
+            own_bytes = int(free_half_bytes * self.cache_share) // self._options.num_runners
             return max(needed.least_pages, needed.pages_within(own_bytes))
         if faults := cache_faults([needed], budget_bytes, [self.cache_share]):
             raise StartupError(faults)
@@ -128,11 +128,11 @@ class KernelRunner(LocalRunner):
         """Returns a hash of everything that decides a page's contents, except its row's tokens."""
         states = [(file.name, file.stat()) for file in self.files]
         files = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
-        whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
+        full_config = replace(self._full_config, eos_token_ids=frozenset())  # a set has no order
         pages = (self._cache_dtype, *self.layout[1:])
         kernels = (LAYOUT_VERSION, library_path().name, self._packing.kernels.variant)
-        what = (whole, self._options.dtype, self.bits, pages, kernels, files)
-        return sha256(repr(what).encode()).digest()
+        identity = (full_config, self._options.dtype, self.bits, pages, kernels, files)
+        return sha256(repr(identity).encode()).digest()
 
     def view_page(self, page: int) -> memoryview:
         """See `PageMemory`."""
@@ -148,11 +148,11 @@ class KernelRunner(LocalRunner):
     def load(self) -> None:
         """See `LocalRunner`. With packed files this does not use the kernels, which may be running
         other models."""
-        is_lazy, needed = self._packed is not None, self.footprint
-        if is_lazy:
+        is_expert, needed = self._packed is not None, self.footprint
+        if is_expert:
             count = needed.layout.row_pages(self.max_seq_len)
             needed = replace(needed, num_pages=count, rows=1)
-        self._check(needed, are_files_read=not (is_lazy and self.is_packed()))
+        self._check(needed, are_files_read=not (is_expert and self.is_packed()))
         config, context, dtype = self._config, self.max_seq_len, self._cache_dtype
         if context < needed.context_tokens:
             logger.warning(
@@ -184,9 +184,11 @@ class KernelRunner(LocalRunner):
         return load_parameters(model.files, model.config, model.dtype, self._packing)
 
     def _footprint_of(self, config: ModelConfig) -> Footprint:
-        how = self._has_packed_file
-        own = [weights_size(each.config, each.dtype, each.bits, how) for each in self._models[1:]]
-        return super()._footprint_of(config).beside(sum(own))
+        footprint, is_file = super()._footprint_of(config), self._has_packed_file
+        for model in self._models[1:]:
+            size = weights_size(model.config, model.dtype, model.bits, is_file)
+            footprint = footprint.beside(size)
+        return footprint
 
     @property
     def all_files(self) -> Sequence[Path]:
@@ -225,10 +227,10 @@ class KernelRunner(LocalRunner):
     def _forward(
         self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
     ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
-        asked = rows
+        steps = rows
         if isinstance(self.mtp, Assistant):
-            asked = [replace(row, wants_hidden=row.wants_hidden or bool(row.draws)) for row in rows]
-        logits, hidden = self.decoder.forward(asked)
+            steps = [replace(row, wants_hidden=row.wants_hidden or bool(row.draws)) for row in rows]
+        logits, hidden = self.decoder.forward(steps)
         if self.mtp is not None:
             self.mtp.follow(rows, hidden)
             pairs = zip(rows, hidden, strict=True)

@@ -76,23 +76,23 @@ class LocalRunner(ModelRunner):
     _cache: RowCache
     cache_share = 1.0  # its part of KV_CACHE_MEMORY, which a model and its draft model share
 
-    def __init__(self, model_dir: Path, asked: EngineOptions) -> None:
-        """`asked.device` is not auto. Raises StartupError if the model is not supported, or does
+    def __init__(self, model_dir: Path, options: EngineOptions) -> None:
+        """`options.device` is not auto. Raises StartupError if the model is not supported, or does
         not support these options."""
         self._folder = model_dir
-        plain = checkpoint.load_config(model_dir)
+        file_config = checkpoint.load_config(model_dir)
         self.files = weight_files(model_dir)
-        tensors = read_headers(self.files, plain.tensor_names)
-        whole, settled, faults = settle(plain, asked, tensors)
+        tensors = read_headers(self.files, file_config.tensor_names)
+        full_config, settled, faults = settle(file_config, options, tensors)
         if faults:
             raise StartupError(faults)
-        self._whole, self._config = whole, (config := asked.part_of(whole))
-        _log_losses(model_dir.name, whole, settled, tensors)
-        context = self._context(config, asked.max_seq_len)
+        self._full_config, self._config = full_config, (config := options.part_of(full_config))
+        _log_losses(model_dir.name, full_config, settled, tensors)
+        context = self._context(config, options.max_seq_len)
         self._options = replace(settled, max_seq_len=context)
-        self._heads = find_heads(model_dir, asked.medusa_heads) if asked.has_medusa else None
-        self.device = asked.device
-        self.max_rows = asked.max_rows
+        self._heads = find_heads(model_dir, options.medusa_heads) if options.has_medusa else None
+        self.device = options.device
+        self.max_rows = options.max_rows
         self.max_seq_len = context
         self.vocab_size = config.vocab_size
         self.hidden_size = config.hidden_size
@@ -100,9 +100,9 @@ class LocalRunner(ModelRunner):
         self.has_medusa_heads = self._heads is not None
         self.has_mtp = config.has_mtp
 
-    def _context(self, config: ModelConfig, asked: int | None) -> int:
-        """Returns the most tokens of a row. `asked` is MAX_SEQ_LEN; None if it is not set."""
-        return config.context(asked)
+    def _context(self, config: ModelConfig, max_seq_len: int | None) -> int:
+        """Returns the most tokens of a row. `max_seq_len` is MAX_SEQ_LEN; None if it is not set."""
+        return config.context(max_seq_len)
 
     @cached_property
     def footprint(self) -> Footprint:
@@ -110,8 +110,8 @@ class LocalRunner(ModelRunner):
         return self._footprint_of(self._config)
 
     def _footprint_of(self, config: ModelConfig) -> Footprint:
-        how = (self._has_packed_file, self._most_pages, self._by_torch)
-        footprint = Footprint.of(config, self._options, self.bits, *how)
+        bounds = (self._has_packed_file, self._most_pages, self._by_torch)
+        footprint = Footprint.of(config, self._options, self.bits, *bounds)
         return footprint if self._heads is None else footprint.beside(heads_bytes(self._heads))
 
     @cached_property
@@ -130,11 +130,11 @@ class LocalRunner(ModelRunner):
         return {}
 
     def _facts(self, device: str, threads: int, kernels: str, cache_dtype: str) -> RunnerFacts:
-        footprint = self._footprint_of(self._whole)
+        footprint = self._footprint_of(self._full_config)
         return RunnerFacts(
-            family=self._whole.family,
-            num_parameters=num_parameters(self._whole),
-            num_layers=self._whole.num_layers,
+            family=self._full_config.family,
+            num_parameters=num_parameters(self._full_config),
+            num_layers=self._full_config.num_layers,
             device=device,
             threads=threads,
             kernels=kernels,
@@ -153,17 +153,17 @@ class LocalRunner(ModelRunner):
     @property
     def num_layers(self) -> int:
         """Returns the number of layers of the whole model."""
-        return self._whole.num_layers
+        return self._full_config.num_layers
 
     @cached_property
     def agreement(self) -> int:
         """Returns a hash, as an int64, of what processes that share a model must agree on."""
         options = self._options
-        whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
+        full_config = replace(self._full_config, eos_token_ids=frozenset())  # a set has no order
         cache = (self.max_rows, options.max_seq_len, options.kv_cache_dtype)
-        by = (self._by_torch, self._by_torch and options.num_guesses)  # they decide steps' sizes
-        what = (whole, options.dtype, self.bits, cache, LAYOUT_VERSION, by)
-        return int.from_bytes(sha256(repr(what).encode()).digest()[:8], "big", signed=True)
+        steps = (self._by_torch, self._by_torch and options.num_guesses)  # they decide their sizes
+        identity = (full_config, options.dtype, self.bits, cache, LAYOUT_VERSION, steps)
+        return int.from_bytes(sha256(repr(identity).encode()).digest()[:8], "big", signed=True)
 
     def share_pages(self, count: int | None) -> None:
         """Set the number of pages before `load`, if it is not fixed."""
@@ -203,7 +203,7 @@ class LocalRunner(ModelRunner):
         faults: list[str] = []
         if are_files_read:
             tensors = read_headers(self.files, self._config.tensor_names)
-            faults += shape_faults(tensors, self._options.part_of(self._whole))
+            faults += shape_faults(tensors, self._options.part_of(self._full_config))
         faults += context_faults(self._config, needed.context_tokens)
         faults += memory_faults({self._folder.name: needed}, self.free_bytes())
         if faults:

@@ -34,7 +34,7 @@ class RopeTurns:
 
     def __init__(self, config: ModelConfig, max_seq_len: int) -> None:
         self._max_seq_len = max_seq_len
-        self._num_made = 0
+        self._num_filled = 0
         dims = [shape.rotary_dim for shape in config.layer_shapes]
         kinds = [*zip(config.ropes, dims, strict=True)]
         self._tables = {
@@ -50,11 +50,11 @@ class RopeTurns:
 
     def reach(self, num_positions: int) -> None:
         """Compute the turns of the first `num_positions` positions, unless they are there."""
-        if num_positions > self._num_made:
+        if num_positions > self._num_filled:
             end = min(-(-num_positions // BLOCK_TOKENS) * BLOCK_TOKENS, self._max_seq_len)
             for table in self._tables.values():
-                table.fill(self._num_made, end)
-            self._num_made = end
+                table.fill(self._num_filled, end)
+            self._num_filled = end
 
 
 class _Table:

@@ -56,8 +56,8 @@ def _log_softmax(logits: Floats) -> Floats:
 
 def _logprobs(likelihoods: Floats, token_id: int, count: int) -> TokenLogprobs:
     """Returns the log probabilities of a token and of the `count` likeliest ones."""
-    own = likelihoods[token_id]
-    rank = 1 + int(np.count_nonzero(likelihoods > own))
+    logprob = likelihoods[token_id]
+    rank = 1 + int(np.count_nonzero(likelihoods > logprob))
     best: NDArray[np.intp] = np.empty(0, np.intp)
     if count:
         count = min(count, len(likelihoods))
@@ -65,7 +65,7 @@ def _logprobs(likelihoods: Floats, token_id: int, count: int) -> TokenLogprobs:
         best = np.flatnonzero(likelihoods >= least)
         best = best[np.argsort(-likelihoods[best], kind="stable")][:count]
     top = zip(best.tolist(), likelihoods[best].tolist(), strict=True)
-    return TokenLogprobs(float(own), rank, tuple(top))
+    return TokenLogprobs(float(logprob), rank, tuple(top))
 
 
 class Changes(NamedTuple):
@@ -84,7 +84,7 @@ def changes_of(draws: Sequence[Draw]) -> Changes | None:
     presence and frequency penalties (OpenAI's definition) count the answer only. Of a draft, only
     the draw's own branch counts.
     """
-    found: list[Changes] = []
+    changes: list[Changes] = []
     for row, draw in enumerate(draws):
         params = draw.sampling
         if draw.known_id is not None or not params.changes_logits:
@@ -92,27 +92,27 @@ def changes_of(draws: Sequence[Draw]) -> Changes | None:
         biases, counts = dict(params.logit_bias), Counter(chain(draw.generated, draw.branch))
         presence, frequency = params.presence_penalty, params.frequency_penalty
         factor, prompt_ids = params.repetition_penalty, draw.prompt_ids
-        few = [*{*biases, *counts}]
-        others = [] if factor == 1.0 else [*prompt_ids.difference(few)]  # may be many
-        amounts = np.full((3, len(few) + len(others)), [[0.0], [factor], [0.0]], np.float32)
-        amounts[:, : len(few)] = [
-            [biases.get(each, 0.0) for each in few],
-            [factor if each in counts or each in prompt_ids else 1.0 for each in few],
-            [(each in counts) * presence + counts[each] * frequency for each in few],
+        listed = [*{*biases, *counts}]
+        prompt_only = [] if factor == 1.0 else [*prompt_ids.difference(listed)]  # may be many
+        amounts = np.full((3, len(listed) + len(prompt_only)), [[0.0], [factor], [0.0]], np.float32)
+        amounts[:, : len(listed)] = [
+            [biases.get(each, 0.0) for each in listed],
+            [factor if each in counts or each in prompt_ids else 1.0 for each in listed],
+            [(each in counts) * presence + counts[each] * frequency for each in listed],
         ]
-        tokens = np.array(few + others, np.int64)
-        found.append(Changes(np.full_like(tokens, row), tokens, amounts))
-    if not found:
+        tokens = np.array(listed + prompt_only, np.int64)
+        changes.append(Changes(np.full_like(tokens, row), tokens, amounts))
+    if not changes:
         return None
-    return Changes(*(np.concatenate(each, -1) for each in zip(*found, strict=True)))
+    return Changes(*(np.concatenate(each, -1) for each in zip(*changes, strict=True)))
 
 
 def apply_penalties(logits: Floats, draws: Sequence[Draw]) -> None:
     """Apply the draws' biases and penalties to `logits`, in place."""
     if (changes := changes_of(draws)) is not None:
-        rows, tokens, (more, factors, less) = changes
-        biased = logits[rows, tokens] + more
-        logits[rows, tokens] = np.where(biased > 0, biased / factors, biased * factors) - less
+        rows, tokens, (added, factors, removed) = changes
+        biased = logits[rows, tokens] + added
+        logits[rows, tokens] = np.where(biased > 0, biased / factors, biased * factors) - removed
 
 
 def _forbid(logits: Floats, draws: Sequence[Draw]) -> None:

@@ -31,7 +31,7 @@ from inference_api.shipped_files import CACHE
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parent / "src"
-MADE = CACHE / "kernels"  # libraries compiled here
+COMPILED = CACHE / "kernels"  # libraries compiled here
 SHIPPED = SOURCES.parent / "built"
 COMPILERS = ("g++", "clang++", "c++")
 OLDEST_GLIBC = "2.17"  # the version that zig links for, as manylinux2014 requires
@@ -103,9 +103,11 @@ def library_path() -> Path:
     Any library of the same sources will do, whichever compiler made it.
     """
     stems = [library_stem(each) for each in _builds()]
-    made = [library for stem in stems for library in MADE.glob(f"{stem}-*.so")]
+    libraries = [library for stem in stems for library in COMPILED.glob(f"{stem}-*.so")]
+    if libraries:
+        return max(libraries, key=_modified_ns)
     shipped = SHIPPED / f"{library_stem(units())}.so"
-    return max(made, key=_made_ns) if made else shipped if shipped.exists() else compiled()
+    return shipped if shipped.exists() else compiled()
 
 
 def compiled(wanted: Mapping[str, Sequence[str]] | None = None) -> Path:
@@ -118,12 +120,12 @@ def compiled(wanted: Mapping[str, Sequence[str]] | None = None) -> Path:
     compiler = find_compiler()
     version = _version(compiler)
     builds = [wanted] if wanted else _builds()
-    targets = {MADE / f"{library_stem(each)}-{version}.so": each for each in builds}
+    targets = {COMPILED / f"{library_stem(each)}-{version}.so": each for each in builds}
     target = next((each for each in targets if each.exists()), [*targets][-1])
     if not target.exists():
         logger.info("compiling the kernels, once: this takes up to half a minute, by zig longer")
         _build(compiler, targets[target], target)
-        for old in sorted(MADE.glob("hearth_kernels-*.so"), key=_made_ns)[:-MAX_BUILDS]:
+        for old in sorted(COMPILED.glob("hearth_kernels-*.so"), key=_modified_ns)[:-MAX_BUILDS]:
             old.unlink(missing_ok=True)  # a process that has it loaded keeps it
     target.touch()  # the newest library is loaded
     return target
@@ -138,12 +140,12 @@ def release(folder: Path) -> list[Path]:
     """Compile a library for each machine into `folder`, for wheels, and leave the object files in a
     folder for each machine. Raises BuildFailed."""
     libraries = []
-    for machine, every in MACHINES.items():
+    for machine, all_units in MACHINES.items():
         objects = folder / machine
         objects.mkdir(parents=True, exist_ok=True)
-        libraries.append(folder / f"{library_stem(every, machine)}.so")
-        made = compile_units(zig(machine), every, FLAGS, objects)
-        link(zig(machine), made, [*FLAGS, "-s"], libraries[-1])
+        libraries.append(folder / f"{library_stem(all_units, machine)}.so")
+        object_files = compile_units(zig(machine), all_units, FLAGS, objects)
+        link(zig(machine), object_files, [*FLAGS, "-s"], libraries[-1])
     return libraries
 
 
@@ -151,12 +153,12 @@ def units(left_out: Sequence[str] = ()) -> dict[str, Sequence[str]]:
     """Returns the translation units for this machine, and the flags that each adds to FLAGS.
     Without variants `left_out`: the interface does not offer them, and their units are missing
     unless another variant uses them."""
-    every = MACHINES.get(MACHINE, UNITS)
-    variants = [name for name in map(variant_of, every) if name and name not in left_out]
+    flags = MACHINES.get(MACHINE, UNITS)
+    variants = [name for name in map(variant_of, flags) if name and name not in left_out]
     used = {f"{VARIANT}{FORMS_OF.get(name, name)}{FORMS}" for name in variants}
-    kept = {unit: every[unit] for unit in every if variant_of(unit) not in left_out or unit in used}
+    kept = {unit: flags[unit] for unit in flags if variant_of(unit) not in left_out or unit in used}
     lacks = [f"-DHEARTH_WITHOUT_{name.upper()}" for name in left_out]
-    return kept | {"interface": [*every["interface"], *lacks]} if lacks else kept
+    return kept | {"interface": [*flags["interface"], *lacks]} if lacks else kept
 
 
 def units_here() -> dict[str, Sequence[str]]:
@@ -186,20 +188,22 @@ def variants_left_out() -> list[str]:
         lines = PROCESSOR.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    said = [line for line in lines if line.startswith(("flags", "Features"))]
-    has = set(said[0].replace("_", "").split()) if said else set()
-    return [name for name, flags in _every().items() if has and not _instructions(flags) <= has]
+    flag_lines = [line for line in lines if line.startswith(("flags", "Features"))]
+    if not flag_lines:
+        return []
+    has = set(flag_lines[0].replace("_", "").split())
+    return [name for name, flags in _all_variants().items() if not _instructions(flags) <= has]
 
 
 def variants_unused() -> list[str]:
     """Returns the variants that no server here would use: all except the best that this processor
     can run, as far as Linux tells, and one that the best uses."""
     left_out = variants_left_out()
-    best = [name for name in _every() if name not in left_out][-1]
-    return [name for name in _every() if name not in (best, USES.get(best))]
+    best = [name for name in _all_variants() if name not in left_out][-1]
+    return [name for name in _all_variants() if name not in (best, USES.get(best))]
 
 
-def _every() -> dict[str, Sequence[str]]:
+def _all_variants() -> dict[str, Sequence[str]]:
     """Returns the variants for this machine, best last, and the flags of each."""
     every = {variant_of(unit): flags for unit, flags in units().items()}
     return {name: flags for name, flags in every.items() if name is not None}
@@ -290,11 +294,11 @@ def _build(compiler: Sequence[str], units: Mapping[str, Sequence[str]], target: 
 
 def _version(compiler: Sequence[str]) -> str:
     """Returns a text that changes with the compiler's release."""
-    told = subprocess.run([*compiler, "--version"], capture_output=True, timeout=TIMEOUT_S)
-    return hashlib.sha256(told.stdout).hexdigest()[:8]
+    result = subprocess.run([*compiler, "--version"], capture_output=True, timeout=TIMEOUT_S)
+    return hashlib.sha256(result.stdout).hexdigest()[:8]
 
 
-def _made_ns(built: Path) -> int:
+def _modified_ns(built: Path) -> int:
     return built.stat().st_mtime_ns
 
 
@@ -341,13 +345,13 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.release:
-        made = release(options.release)
+        libraries = release(options.release)
     elif options.beside:
-        made = [SHIPPED / f"{library_stem(units())}.so"]
-        _build(find_compiler(), units(), made[0])
+        libraries = [SHIPPED / f"{library_stem(units())}.so"]
+        _build(find_compiler(), units(), libraries[0])
     else:
-        made = [compiled(units_of_tests() if options.variants else None)]
-    for library in made:
+        libraries = [compiled(units_of_tests() if options.variants else None)]
+    for library in libraries:
         print(f"kernels: {library}")
 
 

@@ -37,7 +37,7 @@ DESCRIPTIONS = {
 }
 
 
-class Asked(NamedTuple):
+class RequestedModel(NamedTuple):
     """A model to serve: the name it gets, where it is, how to serve it, and what drafts for it."""
 
     name: str
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     draft_model: str | None = None
 
 
-def check_all(models: Sequence[Asked]) -> list[str]:
+def check_all(models: Sequence[RequestedModel]) -> list[str]:
     """Returns every reason why these models cannot be served together; none if they can.
 
     A model is a folder, a GGUF file or a hub id; of a hub model only configuration, tokenizer and
@@ -55,10 +55,11 @@ def check_all(models: Sequence[Asked]) -> list[str]:
     """
     faults: list[str] = []
     footprints: dict[str, memory.Footprint] = {}
-    for asked in models:
-        found, of_asked = _examined(asked)
-        faults += found if len(models) == 1 else [f"{asked.name}: {fault}" for fault in found]
-        footprints |= of_asked
+    for requested in models:
+        model_faults, model_footprints = _examined(requested)
+        prefix = "" if len(models) == 1 else f"{requested.name}: "
+        faults += [prefix + fault for fault in model_faults]
+        footprints |= model_footprints
     return faults + memory.memory_faults(footprints, hardware.available_memory_bytes())
 
 
@@ -105,9 +106,9 @@ def _described(folder: Path, model: str) -> Described:
     return Described(folder, config, tensors, faults)
 
 
-def _examined(asked: Asked) -> tuple[list[str], Mapping[str, memory.Footprint]]:
+def _examined(requested: RequestedModel) -> tuple[list[str], Mapping[str, memory.Footprint]]:
     """Returns the faults of a model and of its drafter, and their memory on the CPU."""
-    name, model, options, draft_model = asked
+    name, model, options, draft_model = requested
     try:
         described = describe(model)
         if described.config is not None:
@@ -125,13 +126,14 @@ def _examined(asked: Asked) -> tuple[list[str], Mapping[str, memory.Footprint]]:
         except StartupError as error:
             found = [*error.faults]
         faults += [each if DRAFT_MODEL in each else f"{DRAFT_MODEL}: {each}" for each in found]
-    there = {each: needed for each, needed in footprints.items() if needed is not None}
+    on_cpu = {each: needed for each, needed in footprints.items() if needed is not None}
     is_split = options.layers is not None  # then a rank's layers and the draft model share nothing
-    together = [[each] for each in there.values()] if is_split else [[*there.values()]]
-    within = [one for each in together for one in memory.all_within(each, options.kv_cache_bytes)]
-    for each in together:
-        faults += memory.cache_faults(each, options.kv_cache_bytes, memory.cache_shares(each))
-    return faults, dict(zip(there, within, strict=True))
+    groups = [[each] for each in on_cpu.values()] if is_split else [[*on_cpu.values()]]
+    fitted: list[memory.Footprint] = []
+    for group in groups:
+        fitted += memory.all_within(group, options.kv_cache_bytes)
+        faults += memory.cache_faults(group, options.kv_cache_bytes, memory.cache_shares(group))
+    return faults, dict(zip(on_cpu, fitted, strict=True))
 
 
 def _examined_draft(model: Described, options: EngineOptions, source: str) -> Examined:
@@ -164,8 +166,8 @@ def examined_assistant(
     faults = shape_faults(_stored_tensors(folder, source, config.tensor_names), config)
     if hardware.may_be_on_cuda(options.device):
         return faults, None
-    own = settle(model.config, options, model.tensors).options
-    weights_bytes = memory.weights_size(config, own.dtype, weight_bits(own), is_packed_file)
+    settled = settle(model.config, options, model.tensors).options
+    weights_bytes = memory.weights_size(config, settled.dtype, weight_bits(settled), is_packed_file)
     return faults, memory.Footprint(weights_bytes, 1, num_pages=0, rows=1, context_tokens=0)
 
 

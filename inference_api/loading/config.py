@@ -316,8 +316,8 @@ class ModelConfig:
 
     def qkv_size(self, shape: LayerShape) -> int:
         """Size of a token's queries, their gates, keys and values."""
-        asking = self.num_heads * (1 + self.has_output_gates)
-        return (asking + 2 * shape.num_kv_heads) * shape.head_dim
+        query_heads = self.num_heads * (1 + self.has_output_gates)
+        return (query_heads + 2 * shape.num_kv_heads) * shape.head_dim
 
     def cache_shape(self, shape: LayerShape) -> CacheShape:
         if self.latent is None:

@@ -20,8 +20,8 @@ def find_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
     """Returns the folder that MEDUSA_HEADS names, else the one in the model's folder, or None.
     Raises StartupError if MEDUSA_HEADS names no folder."""
     if medusa_heads is None:
-        own = model_dir / FOLDER
-        return own if heads_file(own) is not None else None
+        default = model_dir / FOLDER
+        return default if heads_file(default) is not None else None
     folder = path_of(medusa_heads, "MEDUSA_HEADS")
     if folder.is_dir():
         return folder
@@ -81,13 +81,13 @@ def assistant_config(folder: Path, model: ModelConfig, setting: str = "DRAFT_MOD
     cannot draft for this model."""
     config = read_config(read_json(folder / CONFIG), ASSISTANTS)
     pairs = zip(config.windows, config.layer_shapes, strict=True)
-    own = {(window, shape.num_kv_heads, shape.head_dim) for window, shape in pairs}
-    there = {
+    needed = {(window, shape.num_kv_heads, shape.head_dim) for window, shape in pairs}
+    available = {
         (window and window + 1, *model.shape_of(layer)[:2])
         for window, layer in ((model.windows[layer], layer) for layer in kv_layers(model).values())
     }
     sizes = (config.backbone_size, config.vocab_size)
-    if sizes != (model.hidden_size, model.vocab_size) or not own <= there:
+    if sizes != (model.hidden_size, model.vocab_size) or not needed <= available:
         raise StartupError(
             f"{setting}={folder} drafts for a model with other sizes; name the assistant of this "
             f"model, or unset {setting}."

@@ -29,13 +29,13 @@ def read_defaults(model_dir: Path) -> Defaults:
     """Returns the parameters of `BOUNDS` in the folder's file; a GGUF file has none. Values out of
     bounds are logged and left out. Raises StartupError if the file cannot be read."""
     file = model_dir / GENERATION_CONFIG
-    given = read_json(file, required=False)
-    named = {name: given[name] for name in BOUNDS if given.get(name) is not None}
-    defaults = {name: value for name, value in named.items() if _is_in_bounds(name, value)}
-    for name in named.keys() - defaults.keys():
+    content = read_json(file, required=False)
+    listed = {name: content[name] for name in BOUNDS if content.get(name) is not None}
+    defaults = {name: value for name, value in listed.items() if _is_in_bounds(name, value)}
+    for name in listed.keys() - defaults.keys():
         logger.warning(
             "%s=%s in %s is ignored: it is no number from %g to %g",
-            *(name, reprlib.repr(named[name]), file, *BOUNDS[name]),
+            *(name, reprlib.repr(listed[name]), file, *BOUNDS[name]),
         )
     return MappingProxyType(defaults)
 

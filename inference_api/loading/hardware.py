@@ -18,8 +18,8 @@ NO_CUDA = (
 )
 INSTALL_TORCH = "pip install 'hearth[cuda]'"
 NO_TORCH = f"DEVICE=cuda, but torch is not installed; {INSTALL_TORCH}, or set DEVICE=cpu."
-ASK_TORCH = "import torch; print(torch.cuda.is_available())"
-ASK_TIMEOUT_S = 60.0
+CUDA_PROBE = "import torch; print(torch.cuda.is_available())"
+PROBE_TIMEOUT_S = 60.0
 
 
 def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
@@ -82,8 +82,8 @@ def cuda_faults() -> list[str]:
     if not has_torch():
         return [NO_TORCH]
     try:
-        command = [sys.executable, "-c", ASK_TORCH]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S)
+        command = [sys.executable, "-c", CUDA_PROBE]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [NO_CUDA] if answer.stdout.strip() == "False" else []

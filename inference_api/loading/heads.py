@@ -117,11 +117,11 @@ def _tensor(
     place = tensors.get(name)
     if place is None:
         _unusable(file, f"it lacks {name}")
-    found, kind = place.stored
-    if found != shape or kind not in FLOATS:
+    stored_shape, kind = place.stored
+    if stored_shape != shape or kind not in FLOATS:
         _unusable(
             file,
-            f"{name} is {kind} of {list(found)} and for this model it has to be floats of "
+            f"{name} is {kind} of {list(stored_shape)} and for this model it has to be floats of "
             f"{list(shape)}",
         )
     with opened(file) as stream:

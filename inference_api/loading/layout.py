@@ -96,9 +96,9 @@ def weight_plan(config: ModelConfig) -> ParameterSources:
     elif config.backbone_size:  # it reads the other model's embeddings
         plan[HEAD] = (embedding,)
     if config.backbone_size:  # from and to the hidden size of the model that this one drafts for
-        own, its = config.hidden_size, config.backbone_size
-        plan["pre_projection.weight"] = (SourceTensor("pre_projection.weight", (own, 2 * its)),)
-        plan["post_projection.weight"] = (SourceTensor("post_projection.weight", (its, own)),)
+        size, outer = config.hidden_size, config.backbone_size
+        plan["pre_projection.weight"] = (SourceTensor("pre_projection.weight", (size, 2 * outer)),)
+        plan["post_projection.weight"] = (SourceTensor("post_projection.weight", (outer, size)),)
     return plan | (mtp_plan(config) if config.has_mtp else {})
 
 
@@ -108,15 +108,15 @@ def mtp_plan(config: ModelConfig) -> ParameterSources:
     names, hidden = SCHEMES[config.tensor_names], config.hidden_size
     if names.mtp is None:
         return {}
-    its = names.mtp.behind(config.num_layers)
-    prefix, _, number = its.layer.rpartition(".")
+    mtp_names = names.mtp.behind(config.num_layers)
+    prefix, _, number = mtp_names.layer.rpartition(".")
     layer = replace(config.mtp, first_layer=int(number))
     plan = layer_plan(layer, replace(names, layer=prefix), 0)
     for name in ("embedding_norm", "hidden_norm", "final_norm"):
-        plan.update(norm_plan(config, names, name, getattr(its, name)))
-    projection = SourceTensor(f"{its.projection}.weight", (hidden, 2 * hidden))
+        plan.update(norm_plan(config, names, name, getattr(mtp_names, name)))
+    projection = SourceTensor(f"{mtp_names.projection}.weight", (hidden, 2 * hidden))
     plan["projection.weight"] = (projection,)
-    return {f"{MTP}{ours}": parts for ours, parts in plan.items()}
+    return {f"{MTP}{parameter}": parts for parameter, parts in plan.items()}
 
 
 def parameter_shape(parts: tuple[SourceTensor, ...]) -> tuple[int, ...]:
@@ -188,8 +188,8 @@ def held_bits(config: ModelConfig, tensors: Tensors, on_cuda: bool) -> dict[str,
     if on_cuda:
         names = [part.name for part in matrices(config)]
         return {name: BITS["int4"] for name in names if is_int4(name, config, tensors)}
-    found = {part.name: _bits_in_file(part, config, tensors) for part in matrices(config)}
-    return {name: bits for name, bits in found.items() if bits is not None}
+    forms = {part.name: _bits_in_file(part, config, tensors) for part in matrices(config)}
+    return {name: bits for name, bits in forms.items() if bits is not None}
 
 
 def _bits_in_file(part: SourceTensor, config: ModelConfig, tensors: Tensors) -> Bits | None:
@@ -295,8 +295,8 @@ def whole_panels(size: int) -> int:
 
 def kept_bits(config: ModelConfig, parts: tuple[SourceTensor, ...]) -> Bits | None:
     """Returns the form in which all tensors of a parameter stay unchanged, or None."""
-    found = {config.kept_bits.get(part.name) for part in parts}
-    return found.pop() if len(found) == 1 else None
+    forms = {config.kept_bits.get(part.name) for part in parts}
+    return forms.pop() if len(forms) == 1 else None
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -62,8 +62,8 @@ class EngineOptions:
     def of_draft(self, context_tokens: int, draft: ModelConfig) -> Self:
         """Returns the options of the draft model that `draft` describes: as many rows as this model
         has, of `context_tokens` or, if that is less, the draft model's own context."""
-        whole = replace(self, layers=None, has_medusa=False, has_mtp=False, experts_on_cpu=0)
-        return replace(whole, max_seq_len=min(context_tokens, draft.max_positions))
+        options = replace(self, layers=None, has_medusa=False, has_mtp=False, experts_on_cpu=0)
+        return replace(options, max_seq_len=min(context_tokens, draft.max_positions))
 
     def part_of(self, config: ModelConfig) -> ModelConfig:
         """Returns the config of this process's layers of a model."""

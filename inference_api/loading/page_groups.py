@@ -57,8 +57,8 @@ def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]
     for kind, layers in kinds.items():
         count = _num_groups(size, kind, len(layers))
         for at in range(count):  # in turn, so that each part of a model has layers of each group
-            held = [layer - first for layer in layers[at::count] if first <= layer < end]
-            groups.append(PageGroup(kind.window, held))
+            own_layers = [layer - first for layer in layers[at::count] if first <= layer < end]
+            groups.append(PageGroup(kind.window, own_layers))
     return groups
 
 
@@ -82,10 +82,10 @@ def _page_size(counts: Mapping[_Kind, int]) -> int:
 
     least = max(kind.size for kind in counts)
     sizes = {kind.size * n for kind, count in counts.items() for n in range(1, count + 1)}
-    most_groups = max(MAX_GROUPS, len(counts))
-    few = [size for size in sizes if size >= least and num_groups(size, counts) <= most_groups]
+    max_groups = max(MAX_GROUPS, len(counts))
+    fitting = [size for size in sizes if size >= least and num_groups(size, counts) <= max_groups]
     twice = [*counts, *(kind for kind in counts if kind.window is None)]
-    return min(few, key=lambda size: (size * num_groups(size, twice), -size))
+    return min(fitting, key=lambda size: (size * num_groups(size, twice), -size))
 
 
 def _num_groups(page_size: int, kind: _Kind, num_layers: int) -> int:

@@ -30,15 +30,15 @@ class Settled(NamedTuple):
         return Footprint.of(config, options, bits, is_packed_file, by_torch=by_torch)
 
 
-def settle(config: ModelConfig, asked: EngineOptions, tensors: Tensors) -> Settled:
+def settle(config: ModelConfig, requested: EngineOptions, tensors: Tensors) -> Settled:
     """Returns the model and options, resolved, with faults. A device of auto is the CPU."""
-    device = "cuda" if asked.device == "cuda" else "cpu"
-    options = _settled(config, asked, tensors)
+    device = "cuda" if requested.device == "cuda" else "cpu"
+    options = _settled(config, requested, tensors)
     faults = _quantization_faults(config, options) + device_faults(config, options)
     faults += _experts_faults(config, options)
-    wants_mtp = asked.has_mtp and asked.device != "cuda"
+    wants_mtp = requested.has_mtp and requested.device != "cuda"
     whole = replace(config, has_mtp=wants_mtp and has_mtp(tensors, config))
-    whole = _kept(whole, asked, tensors)
+    whole = _kept(whole, requested, tensors)
     return Settled(whole, options.on(device, _keeps_bfloat16(config, tensors)), faults)
 
 
@@ -98,12 +98,12 @@ def _is_quantised(config: ModelConfig, tensors: Tensors) -> bool:
 
 def _quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
     """Returns a fault if weights cannot be quantised on CUDA. `options` are settled."""
-    found = _uneven(config)
-    if options.device != "cuda" or options.quantization == "none" or not found:
+    uneven = _uneven(config)
+    if options.device != "cuda" or options.quantization == "none" or not uneven:
         return []
     return [
         f"QUANTIZATION={options.quantization} needs weights with a multiple of {GROUP} columns; "
-        f"these differ: {shown(found)}; set QUANTIZATION=none."
+        f"these differ: {shown(uneven)}; set QUANTIZATION=none."
     ]
 
 
@@ -149,8 +149,8 @@ def cpu_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
     faults = kernel_faults(config)
     faults = [f"{fault}; set DEVICE=cuda or choose another model." for fault in faults]
     if options.experts_on_cpu:
-        asked = f"EXPERTS_ON_CPU={options.experts_on_cpu}"
-        faults.append(f"{asked} is for a GPU, and the CPU has all layers; unset it.")
+        setting = f"EXPERTS_ON_CPU={options.experts_on_cpu}"
+        faults.append(f"{setting} is for a GPU, and the CPU has all layers; unset it.")
     return faults
 
 
@@ -166,10 +166,10 @@ def kernel_faults(config: ModelConfig) -> list[str]:
             f"kv_lora_rank={latent.kv_rank} and qk_rope_head_dim={config.rotary_dim} exceed "
             f"{MAX_HEAD_DIM} together, the kernels' limit"
         )
-    if found := _uneven(config):
+    if uneven := _uneven(config):
         faults.append(
             f"the kernels need weights with a multiple of {GROUP} columns; these differ: "
-            f"{shown(found)}"
+            f"{shown(uneven)}"
         )
     return faults
 

@@ -56,30 +56,30 @@ def singles(
 ) -> Iterator[Single] | None:
     """Returns the tensors in a stack; None if this is no stack, or an invalid one."""
     if names == "granite_hybrid":
-        for own, usual in _GRANITE_STACKS.items():
-            name = name.replace(own, usual)
-    found = _STACK.fullmatch(name)
-    if found is None or not shape or not 1 <= shape[0] <= MAX_EXPERTS:
+        for granite_name, usual_name in _GRANITE_STACKS.items():
+            name = name.replace(granite_name, usual_name)
+    match = _STACK.fullmatch(name)
+    if match is None or not shape or not 1 <= shape[0] <= MAX_EXPERTS:
         return None
-    prefix, kinds, end = found[1], _STACKED[found[2]], found[3]
-    (ours, num_dimensions), step, by_turns = _ENDS[end], len(kinds), names == "gpt_oss"
+    prefix, kinds, end = match[1], _STACKED[match[2]], match[3]
+    (suffix, num_dimensions), step, alternates = _ENDS[end], len(kinds), names == "gpt_oss"
     num_experts, *dimensions = shape
-    is_transposed = by_turns and end == ""
+    is_transposed = alternates and end == ""
     if is_transposed:
         dimensions.reverse()
-    if (end and not by_turns) or len(dimensions) != num_dimensions:
+    if (end and not alternates) or len(dimensions) != num_dimensions:
         return None
     if dimensions[0] % step or num_bytes % (num_experts * step):
         return None
     each = num_bytes // num_experts
-    part, apart = (each, 0) if by_turns else (each // step, each // step)
+    part, apart = (each, 0) if alternates else (each // step, each // step)
     return (
         Single(
-            f"{prefix}.{expert}.{kind}.{ours}",
+            f"{prefix}.{expert}.{kind}.{suffix}",
             (dimensions[0] // step, *dimensions[1:]),
             expert * each + at * apart,
             expert * each + at * apart + part,
-            Rows(at, step, is_transposed) if by_turns else None,
+            Rows(at, step, is_transposed) if alternates else None,
         )
         for expert in range(num_experts)
         for at, kind in enumerate(kinds)
@@ -95,5 +95,5 @@ class InStack(NamedTuple):
 
 def in_stack(name: str) -> InStack | None:
     """Returns the place of a tensor in GGUF's stack; None if GGUF does not stack it."""
-    found = _SINGLE.fullmatch(name)
-    return None if found is None else InStack(int(found[2]), f"{found[1]}.{found[3]}")
+    match = _SINGLE.fullmatch(name)
+    return None if match is None else InStack(int(match[2]), f"{match[1]}.{match[3]}")

@@ -57,13 +57,13 @@ def read_weights(
     """Yields `parts` by their names in the checkpoint, in the order of the files, with rows in our
     order. Only the yielded one takes memory. Raises StartupError."""
 
-    def as_ours(read: tuple[str, Numbers | QuantisedTensor]) -> tuple[str, Weight]:
+    def convert(read: tuple[str, Numbers | QuantisedTensor]) -> tuple[str, Weight]:
         name, weight = read
         return name, _converted(weight, parts[name])
 
     if config.quantisation is not None:
         quantised = read_quantised(files, parts, config.quantisation, config.tensor_names)
-        yield from map(as_ours, quantised)
+        yield from map(convert, quantised)
         return
     for file in files:
         if is_gguf(file):
@@ -71,7 +71,7 @@ def read_weights(
 
             yield from read_parts(file, parts)
         else:
-            yield from map(as_ours, _read(file, parts.keys(), config.tensor_names))
+            yield from map(convert, _read(file, parts.keys(), config.tensor_names))
 
 
 def converted(numbers: Numbers, part: SourceTensor) -> Numbers:

@@ -54,9 +54,9 @@ def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
 def tokenizer_json(folder: Path) -> dict[str, Any]:
     """Returns the content of the folder's tokenizer.json, or of one made from its SentencePiece
     model. Raises StartupError if it has neither."""
-    own, pieces = folder / TOKENIZER, folder / SENTENCE_PIECES
-    if own.is_file():
-        return read_json(own)
+    file, pieces = folder / TOKENIZER, folder / SENTENCE_PIECES
+    if file.is_file():
+        return read_json(file)
     if pieces.is_file():
         adds_bos = read_json(folder / TOKENIZER_CONFIG, required=False).get("add_bos_token", True)
         described = {**read_sentence_pieces(pieces), "tokenizer.ggml.add_bos_token": adds_bos}

@@ -113,8 +113,8 @@ def _huge_pages(forms: Mapping[str, layout.TensorForm]) -> Memory:
     """Returns one piece of memory for all parameters, so that small ones lie in huge pages, too: a
     step reads nearly all of them, and looking up small pages takes time."""
     sizes = [-(-form.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for form in forms.values()]
-    whole = np.frombuffer(anonymous(sum(sizes), mmap.MADV_HUGEPAGE), np.uint8)
-    parts = zip(forms.items(), np.split(whole, np.cumsum(sizes)[:-1]), strict=True)
+    pages = np.frombuffer(anonymous(sum(sizes), mmap.MADV_HUGEPAGE), np.uint8)
+    parts = zip(forms.items(), np.split(pages, np.cumsum(sizes)[:-1]), strict=True)
     return {name: part[: form.num_bytes] for (name, form), part in parts}
 
 
@@ -158,9 +158,9 @@ def _pack_heads(
     of_keys, of_values = heads[:, :unturned].transpose(0, 2, 1), heads[:, unturned:]
     for packed, each in ((keys, of_keys), (values, of_values)):
         outputs = packed.outputs // config.num_heads
-        whole = np.zeros((config.num_heads, outputs, packed.inputs), np.float32)
-        whole[:, : each.shape[1], : each.shape[2]] = each
-        pack(whole.reshape(packed.outputs, packed.inputs), packed, 0)
+        padded = np.zeros((config.num_heads, outputs, packed.inputs), np.float32)
+        padded[:, : each.shape[1], : each.shape[2]] = each
+        pack(padded.reshape(packed.outputs, packed.inputs), packed, 0)
 
 
 def _copy(vector: Floats, first: int, weight: Weight) -> None:

@@ -16,13 +16,13 @@ from inference_api.engine.cuda.graphs import capturing
 from inference_api.engine.cuda.inputs import token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.ops import (
-    MOST_MULTIPLIED,
+    MAX_PRODUCT_TOKENS,
     Affine,
     LayerHeads,
     TokenOperations,
 )
 from inference_api.engine.cuda.panels import Panels
-from inference_api.engine.cuda.parameters import whole
+from inference_api.engine.cuda.parameters import summed
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.engine.cuda.triton_ops import TritonOps
@@ -107,7 +107,7 @@ def work(
     queries = random(rows, config.num_heads, config.head_dim)
     weights = {bits: random_panels(2 * ffn, hidden, bits, device) for bits in BITS.values()}
     narrow = {bits: random_panels(2 * PANEL, hidden, bits, device) for bits in BITS.values()}
-    many = random(MOST_MULTIPLIED + 1, hidden)
+    many = random(MAX_PRODUCT_TOKENS + 1, hidden)
     norm = Affine(weight, weight if config.norm == "layer" else None)
     ids = torch.arange(rows, dtype=torch.int32, device=device)
 
@@ -121,7 +121,7 @@ def work(
         f"gate, {rows} tokens": lambda: ops.gate(up),
         **{
             f"multiply in {bits} bits, {count} tokens": partial(
-                lambda weight, count: whole(ops.multiply(x[:count], [weight], None), dtype),
+                lambda weight, count: summed(ops.multiply(x[:count], [weight], None), dtype),
                 *(weight, count),
             )
             for bits, weight in weights.items()

@@ -6,7 +6,7 @@ Writes `var/kernels/compile_commands.json`, which clang-tidy and editors read.
 import json
 
 from common.files import write_whole
-from inference_api.kernels.build import FLAGS, MADE, SOURCES, units
+from inference_api.kernels.build import COMPILED, FLAGS, SOURCES, units
 
 
 def main() -> None:
@@ -18,8 +18,8 @@ def main() -> None:
         }
         for unit, extra in {**units(), "test_driver": ()}.items()
     ]
-    MADE.mkdir(parents=True, exist_ok=True)
-    write_whole(MADE / "compile_commands.json", json.dumps(commands, indent=1))
+    COMPILED.mkdir(parents=True, exist_ok=True)
+    write_whole(COMPILED / "compile_commands.json", json.dumps(commands, indent=1))
 
 
 if __name__ == "__main__":

@@ -32,10 +32,10 @@ def test_cuda_that_is_not_there_is_a_fault_with_a_remedy() -> None:
 def test_torch_that_says_nothing_is_asked_again_by_the_loader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hardware, "ASK_TORCH", "raise SystemExit('broken')")
+    monkeypatch.setattr(hardware, "CUDA_PROBE", "raise SystemExit('broken')")
     assert hardware.cuda_faults() == []
-    monkeypatch.setattr(hardware, "ASK_TORCH", "import time; time.sleep(60)")
-    monkeypatch.setattr(hardware, "ASK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(hardware, "CUDA_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(hardware, "PROBE_TIMEOUT_S", 0.1)
     assert hardware.cuda_faults() == []
 
 

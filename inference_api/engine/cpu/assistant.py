@@ -35,7 +35,7 @@ def read_assistant(folder: Path, model: ModelConfig) -> tuple[ModelConfig, Seque
 
 
 @dataclass(slots=True)
-class _Known:
+class _Record:
     """The model's final hidden `state` before a row's token at `position`, and the assistant's own
     after each guess. `tried` has the last step's states until `keep` says which were accepted."""
 
@@ -69,7 +69,7 @@ class Assistant:
         self._decoder = KernelDecoder(config, parameters, cache, max_seq_len, places, first_turn=1)
         self._kernels, self._packed = parameters.packing.kernels, parameters.packed
         self._model = model
-        self._known: dict[int, _Known] = {}  # keys are rows
+        self._records: dict[int, _Record] = {}  # keys are rows
 
     def follow(self, steps: Sequence[RowStep], hidden: Sequence[Hidden | None]) -> None:
         """Take the hidden states of a model's step."""
@@ -77,26 +77,26 @@ class Assistant:
             self.forget(step.row)
             if step.draws and states is not None:
                 certain = len(step.token_ids) - step.num_guesses
-                known = _Known(step.start + certain, states[certain - 1].copy())
-                known.tried = states if step.num_guesses else None
-                self._known[step.row] = known
+                record = _Record(step.start + certain, states[certain - 1].copy())
+                record.tried = states if step.num_guesses else None
+                self._records[step.row] = record
 
     def keep(self, step: RowStep, accepted: Sequence[int]) -> None:
         """See `ModelRunner`."""
-        known = self._known.get(step.row)
-        if known is not None and known.tried is not None:
-            known.position = step.start + len(accepted)
-            known.state, known.tried = known.tried[accepted[-1]].copy(), None
+        record = self._records.get(step.row)
+        if record is not None and record.tried is not None:
+            record.position = step.start + len(accepted)
+            record.state, record.tried = record.tried[accepted[-1]].copy(), None
 
     def forget(self, row: int) -> None:
         """Forget a row's state, because another request begins in it."""
-        self._known.pop(row, None)
+        self._records.pop(row, None)
 
     def knows(self, row: int, position: int) -> bool:
-        known = self._known.get(row)
-        if known is None or known.tried is not None:
+        record = self._records.get(row)
+        if record is None or record.tried is not None:
             return False
-        return known.position <= position <= known.position + len(known.guessed)
+        return record.position <= position <= record.position + len(record.guessed)
 
     def guess(self, tokens: Sequence[RowToken]) -> list[Guess]:
         return likeliest(self.logits_behind(tokens))
@@ -105,16 +105,16 @@ class Assistant:
         """Returns the logits of guesses, [tokens, vocabulary]. The next call overwrites them."""
         steps, states = [], []
         for row, position, token_id in tokens:
-            known = self._known[row]
-            del known.guessed[position - known.position :]
-            states.append((known.guessed or [known.state])[-1])
-            steps.append(RowStep(row, known.position - 1, (token_id,), (DRAW,), wants_hidden=True))
+            record = self._records[row]
+            del record.guessed[position - record.position :]
+            states.append((record.guessed or [record.state])[-1])
+            steps.append(RowStep(row, record.position - 1, (token_id,), (DRAW,), wants_hidden=True))
         embedded = self._model.embedded([token.token_id for token in tokens])
         inputs = np.concatenate([embedded, np.stack(states)], axis=1)
         projected = self._kernels.linear(inputs, self._packed["pre_projection.weight"])
         logits, hidden = self._decoder.forward(steps, projected)
-        made = np.concatenate([each for each in hidden if each is not None])
-        results = self._kernels.linear(made, self._packed["post_projection.weight"])
+        final_states = np.concatenate([each for each in hidden if each is not None])
+        results = self._kernels.linear(final_states, self._packed["post_projection.weight"])
         for token, result in zip(tokens, results, strict=True):
-            self._known[token.row].guessed.append(result)
+            self._records[token.row].guessed.append(result)
         return logits

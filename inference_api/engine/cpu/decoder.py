@@ -250,17 +250,17 @@ class KernelDecoder:
             if weight in self._packed
         }
         recurrent = self._config.recurrent_of(index)
-        remembered: Fields = {}
+        mixers: Fields = {}
         if recurrent is not None:
             names = ("in", "mixer_out", "steps", "gates", "forgets")
-            own = {
+            recurrent_linears = {
                 each.removeprefix("mixer_"): linears.pop(each) for each in names if each in linears
             }
-            remembered = {"recurrent": own | self._recurrent(recurrent, index)}
+            mixers = {"recurrent": recurrent_linears | self._recurrent(recurrent, index)}
         if self._config.attends(index):
             group, place = self._places[index]
             shape = self._config.shape_of(index)
-            remembered |= _alike(shape, ("head_dim", "value_dim", "rotary_dim")) | {
+            mixers |= _alike(shape, ("head_dim", "value_dim", "rotary_dim")) | {
                 "num_kv_heads": self._config.cache_shape(shape).num_heads,
                 "are_keys_values": not shape.has_values,
                 "is_kv_shared": shape.kv_source is not None,
@@ -282,7 +282,7 @@ class KernelDecoder:
             "altup": self._altup(f"{name}{ALTUP}"),
             "router_norm": {"weight": self._pointer_or_null(router_scale)},
             "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
-            **remembered,
+            **mixers,
         }
 
     def _recurrent(self, config: RecurrentConfig, index: int) -> Fields:
@@ -362,6 +362,6 @@ def _flattened(rows: Sequence[RowStep]) -> StepTokens:
     for each in rows:
         begin, num_tokens = len(slots), len(each.token_ids)
         slots.extend(range(each.start, each.start + num_tokens))
-        own = range(-1, num_tokens - 1) if each.parents is None else each.parents
-        parents.extend(-1 if parent < 0 else begin + parent for parent in own)
+        row_parents = range(-1, num_tokens - 1) if each.parents is None else each.parents
+        parents.extend(-1 if parent < 0 else begin + parent for parent in row_parents)
     return tokens._replace(slots=slots, parents=parents)

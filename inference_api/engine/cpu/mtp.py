@@ -25,8 +25,8 @@ from inference_api.runner import Draw, Guess, Hidden, RowStep, RowToken
 # Guesses are limited to the first tokens of the vocabulary, because the output head would take
 # nearly all of their time. Tokenizers list tokens in the order of their training, frequent ones
 # first, so a quarter of them loses few guesses (Zhao et al. 2025, arXiv 2502.14856).
-GUESSED_SHARE, LEAST_GUESSED = 4, 32_768
-MOST_UNREAD = 32  # a row's tokens that may wait to be processed together
+GUESSED_SHARE, MIN_GUESSED = 4, 32_768
+MAX_UNREAD = 32  # a row's tokens that may wait to be processed together
 DRAW = Draw(SamplingParams(), (0,), ())  # requests logits; nothing is drawn
 
 
@@ -66,14 +66,14 @@ class MtpLayer:
         self, config: ModelConfig, parameters: Parameters, cache: PagedCache, max_seq_len: int
     ) -> None:
         """All arguments are the model's own."""
-        num_guessed = max(config.vocab_size // GUESSED_SHARE // PANEL * PANEL, LEAST_GUESSED)
+        num_guessed = max(config.vocab_size // GUESSED_SHARE // PANEL * PANEL, MIN_GUESSED)
         shape = replace(config.mtp, vocab_size=min(num_guessed, config.vocab_size))
-        own = parameters.of_mtp(shape.vocab_size)
+        layer = parameters.of_mtp(shape.vocab_size)
         places = {0: cache.places[config.num_layers]}
-        self._decoder = KernelDecoder(shape, own, cache, max_seq_len, places)
-        self._kernels = own.packing.kernels
-        self._projection = own.packed["projection.weight"]
-        self._norms = [own.tensors[f"{name}_norm.weight"] for name in ("embedding", "hidden")]
+        self._decoder = KernelDecoder(shape, layer, cache, max_seq_len, places)
+        self._kernels = layer.packing.kernels
+        self._projection = layer.packed["projection.weight"]
+        self._norms = [layer.tensors[f"{name}_norm.weight"] for name in ("embedding", "hidden")]
         self._eps = np.float32(config.norm_eps)
         self._unread: dict[int, _Unread] = {}  # keys are rows
 
@@ -89,11 +89,11 @@ class MtpLayer:
                 unread = _Unread(step.start)
             num_certain = len(step.token_ids) - step.num_guesses
             unread.add(step.token_ids[:num_certain], states[:num_certain].copy())
-            if len(unread.token_ids) > MOST_UNREAD:
-                whole = np.concatenate(unread.states)
+            if len(unread.token_ids) > MAX_UNREAD:
+                all_states = np.concatenate(unread.states)
                 reads.append(RowStep(step.row, unread.start, unread.token_ids[1:]))
-                read_states.append(whole[:-1])
-                unread = _Unread(unread.end - 1, unread.token_ids[-1:], [whole[-1:].copy()])
+                read_states.append(all_states[:-1])
+                unread = _Unread(unread.end - 1, unread.token_ids[-1:], [all_states[-1:].copy()])
             unread.tried = states if step.num_guesses else None
             self._unread[step.row] = unread
         if reads:
@@ -129,9 +129,9 @@ class MtpLayer:
             reads.append(RowStep(row, unread.start, following, (DRAW,), wants_hidden=True))
             states += unread.states
         logits, hidden = self._run(reads, states)
-        for (row, position, token_id), made in zip(tokens, hidden, strict=True):
-            assert made is not None
-            self._unread[row] = _Unread(position, [token_id], [made[-1:]])
+        for (row, position, token_id), state in zip(tokens, hidden, strict=True):
+            assert state is not None
+            self._unread[row] = _Unread(position, [token_id], [state[-1:]])
         return logits
 
     def _run(self, rows: Sequence[RowStep], states: Sequence[Floats]) -> Outputs:

@@ -26,7 +26,7 @@ from inference_api.engine.cuda.mlp import CpuExperts, Mixture, Mlp, make_mlp
 from inference_api.engine.cuda.ops import (
     IDS,
     LOGITS,
-    MOST_MULTIPLIED,
+    MAX_PRODUCT_TOKENS,
     NUM_LINES,
     POSITIONS,
     PROMPT_LINES,
@@ -38,7 +38,7 @@ from inference_api.engine.cuda.ops import (
     TokenOperations,
 )
 from inference_api.engine.cuda.panels import Panels
-from inference_api.engine.cuda.parameters import Linear, TorchParameters, whole
+from inference_api.engine.cuda.parameters import Linear, TorchParameters, summed
 from inference_api.kernels.interface import Floats
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.layout import EMBEDDING, HEAD
@@ -51,7 +51,7 @@ PROMPT_SIZES = {64: 1, 256: 65, 1024: 1024}
 to 256 tokens, reading the weights takes longer than multiplying; beyond, padding costs time."""
 
 NO_EXPERTS: Mapping[int, CpuExperts] = MappingProxyType({})
-MOST_GUESSED = 32
+MAX_GUESSED_TOKENS = 32
 """Most tokens of a step with room for guesses: reading weights takes longer than so few tokens."""
 
 
@@ -98,10 +98,10 @@ class Decoder:
         self._config = config
         self._spare_slot = cache.capacity - 1  # see `SPARE_SLOTS`
         max_rows = cache.entries.shape[1]
-        self._num_tokens = max(max_rows, min(max_rows * (1 + num_guesses), MOST_GUESSED))
-        self._num_given = self._num_tokens
+        self._num_tokens = max(max_rows, min(max_rows * (1 + num_guesses), MAX_GUESSED_TOKENS))
+        self._product_rows = self._num_tokens
         if parameters.panels and ops.is_of_any_size and config.mixture is None:
-            self._num_tokens, self._num_given = MOST_MULTIPLIED, 0
+            self._num_tokens, self._product_rows = MAX_PRODUCT_TOKENS, 0
         most = self._num_tokens
         self._sizes = graphs.token_sizes(most) if ops.is_of_any_size else [most]
         self._ops, self._like = ops, cache.entries
@@ -181,7 +181,7 @@ class Decoder:
         wanted = sorted({*plan.outputs})
         ways = None if plan.numbers is None else lines_of(plan.numbers)
         drawn, hidden = self._outputs(rows, wanted, ways)
-        by_output = {each: found.tolist() for each, found in zip(wanted, drawn, strict=True)}
+        by_output = {each: tokens.tolist() for each, tokens in zip(wanted, drawn, strict=True)}
         return [by_output[each][draw] for draw, each in enumerate(plan.outputs)], hidden
 
     def _outputs(
@@ -224,7 +224,7 @@ class Decoder:
             before[at] = [*self._prompt(rows[at], first)]
         if not inputs.shape[1]:
             return before, [self._nothing[each] for each in wanted]
-        return before, self._in_steps(self._of_tokens, inputs, wanted)
+        return before, self._run_steps(self._of_tokens, inputs, wanted)
 
     def _prompt(self, row: RowStep, num_tokens: int) -> Iterator[Tensor]:
         """Run a row's first tokens. Yields their states if the row asks for them."""
@@ -234,12 +234,12 @@ class Decoder:
             if row.wants_hidden:
                 yield states[: end - begin].to(torch.float32, copy=True)
 
-    def _in_steps(
+    def _run_steps(
         self,
         steps: Sequence[graphs.FixedStep],
         inputs: Lines,
         wanted: Sequence[int],
-        made: Floats | None = None,
+        residual: Floats | None = None,
     ) -> Sequence[Tensor]:
         """Returns copies of the outputs of any number of tokens. Runs the smallest of `steps`,
         which ascend in size, that fits, or the largest several times."""
@@ -248,65 +248,66 @@ class Decoder:
             part = inputs[:, at : at + most]
             count = part.shape[1]
             step = next(each for each in steps if count <= each.num_tokens)
-            step.run(part, None if made is None else made[at : at + most])
+            step.run(part, None if residual is None else residual[at : at + most])
             parts.append([step.output(each)[:count].clone() for each in wanted])
         return parts[0] if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True))]
 
     def _token_outputs(
-        self, lengths: Sequence[int], made: Tensor, inputs: Tensor
+        self, lengths: Sequence[int], residual: Tensor, inputs: Tensor
     ) -> Sequence[Tensor]:
-        """Returns the outputs of a step: see `_put_out`. Products have the same number of rows in
-        every step, because their order of summation depends on it, unless weights are packed."""
-        states = self._through(inputs, made, self._ops.tokens(inputs, lengths), self._num_given)
-        return self._put_out(states, inputs.shape[1])
+        """Returns the outputs of a step: see `_step_outputs`. Products have the same number of rows
+        in every step, because their order of summation depends on it, unless weights are packed."""
+        tokens = self._ops.tokens(inputs, lengths)
+        states = self._through(inputs, residual, tokens, self._product_rows)
+        return self._step_outputs(states, inputs.shape[1])
 
-    def _put_out(self, states: Tensor, num_tokens: int) -> Sequence[Tensor]:
+    def _step_outputs(self, states: Tensor, num_tokens: int) -> Sequence[Tensor]:
         """Returns logits [n, vocab] float32, states [n, hidden] and the likeliest tokens [n]."""
-        logits = whole(self._head(states), states.dtype)[:num_tokens]
+        logits = summed(self._head(states), states.dtype)[:num_tokens]
         logits = capped(logits, self._config)
         return logits, states[:num_tokens], logits.argmax(-1)
 
     def prompt_states(
-        self, lengths: Sequence[int], made: Tensor, inputs: Tensor
+        self, lengths: Sequence[int], residual: Tensor, inputs: Tensor
     ) -> Sequence[Tensor]:
         """Returns states [n, hidden] of a prompt's tokens, at positions below `lengths[-1]`."""
         tokens = self._ops.prompt(inputs, lengths[-1])
-        return [self._through(inputs, made, tokens, inputs.shape[1])]
+        return [self._through(inputs, residual, tokens, inputs.shape[1])]
 
     def _through(
-        self, inputs: Tensor, before: Tensor, tokens: TokenOperations, num_given: int
+        self, inputs: Tensor, before: Tensor, tokens: TokenOperations, num_rows: int
     ) -> Tensor:
         """Run n tokens through all layers and `_after_layers`. Returns [max(n, num_given), hidden].
         `before` [n, hidden] is the residual before these layers, if they have no embedding."""
         ops, config = self._ops, self._config
         x = self._embedded(inputs[IDS]) if config.has_ends else before.to(self._like.dtype)
-        x = padded(x, num_given)
-        made, made_norm = None, None  # the last output, which is not yet added to x
+        x = padded(x, num_rows)
+        update, update_norm = None, None  # the last output, which is not yet added to x
         num_present = 0
         if config.mixture is not None:  # the host reads each layer's choice of experts anyway
             num_present = int((inputs[POSITIONS] >= 0).sum())
         for layer in self._layers:
-            x, normed = ops.norm_add(x, made, made_norm, layer.attention_norm)
+            x, normed = ops.norm_add(x, update, update_norm, layer.attention_norm)
             queries = tokens.place_heads(layer.qkv(normed), layer.heads)
             attention = layer.out(tokens.attend(queries, layer.heads))
             if not config.is_parallel:  # parallel layers have no output norms
                 x, normed = ops.norm_add(x, attention, layer.attention_output_norm, layer.mlp_norm)
                 if isinstance(layer.mlp, CpuExperts):
-                    x, made, made_norm = layer.mlp(x, num_present), None, None
+                    x, update, update_norm = layer.mlp(x, num_present), None, None
                 elif isinstance(layer.mlp, Mixture):
-                    made, made_norm = layer.mlp(normed, num_present), layer.mlp_output_norm
+                    update, update_norm = layer.mlp(normed, num_present), layer.mlp_output_norm
                 else:
-                    made, made_norm = layer.mlp(normed), layer.mlp_output_norm
+                    update, update_norm = layer.mlp(normed), layer.mlp_output_norm
                 continue
             assert not isinstance(layer.mlp, Mixture | CpuExperts), "experts follow attention"
             if layer.mlp_norm is not None:
                 _, normed = ops.norm_add(x, None, None, layer.mlp_norm)
-            made = whole(attention, x.dtype) + whole(layer.mlp(normed), x.dtype)
-        return self._after_layers(x, made, made_norm)
+            update = summed(attention, x.dtype) + summed(layer.mlp(normed), x.dtype)
+        return self._after_layers(x, update, update_norm)
 
-    def _after_layers(self, x: Tensor, made: Tensor | None, made_norm: Affine | None) -> Tensor:
+    def _after_layers(self, x: Tensor, update: Tensor | None, update_norm: Affine | None) -> Tensor:
         """Returns the input of the output head."""
-        return self._ops.norm_add(x, made, made_norm, self._final_norm)[1]
+        return self._ops.norm_add(x, update, update_norm, self._final_norm)[1]
 
     def _embedded(self, ids: Tensor) -> Tensor:
         table = self._embedding

@@ -132,10 +132,10 @@ def _kept_weights(
         ranks = torch.arange(weights.shape[-1], device=logits.device)
         weights = weights * ((ranks < ways.top_k) | (ways.top_k == 0))
         up_to = weights.cumsum(dim=-1)
-        whole = up_to[:, -1:]
+        top_k_weight = up_to[:, -1:]
         if total is not None:
-            whole = torch.where(ways.top_k > 0, whole, total)
-        weights = weights * (up_to - weights < ways.top_p * whole)
+            top_k_weight = torch.where(ways.top_k > 0, top_k_weight, total)
+        weights = weights * (up_to - weights < ways.top_p * top_k_weight)
     return weights * (weights >= ways.min_p)
 
 

@@ -17,9 +17,9 @@ from inference_api.kernels.interface import Floats
 from inference_api.loading.config import cache_capacity
 from inference_api.loading.memory import GIB
 
-LEAST_LENGTH = 128
+MIN_LENGTH = 128
 SPARE_BYTES = GIB  # memory that weights and caches leave free for torch and recorded steps
-MOST_RECORDED_DRAWS = 32  # tokens of a recorded draw; each takes a vocabulary of float64
+MAX_RECORDED_DRAWS = 32  # tokens of a recorded draw; each takes a vocabulary of float64
 WARM_UP_RUNS = 3  # runs before a capture, as PyTorch's notes on CUDA graphs recommend
 
 Forward = Callable[[Tensor], Sequence[Tensor]]
@@ -44,20 +44,20 @@ class FixedStep:
         lengths: Sequence[int],
         device: torch.device,
         draws: Sequence[Draw] = (),
-        made_size: int = 0,
+        residual_size: int = 0,
     ) -> None:
-        """`inputs` describes absent tokens. `lengths` ascend. `made_size` is the size of other
+        """`inputs` describes absent tokens. `lengths` ascend. `residual_size` is the size of other
         layers' output for a token; 0 if the step reads none."""
         self._absent = inputs
-        given = torch.from_numpy(inputs.copy())
-        self._given = pinned(given, device)
-        self._host: Lines = self._given.numpy()
-        self._inputs = given.to(device, copy=True)
-        self._given_made = pinned(torch.zeros(inputs.shape[1], made_size), device)
-        self._made = self._given_made.to(device, copy=True)
+        host_inputs = torch.from_numpy(inputs.copy())
+        self._host_inputs = pinned(host_inputs, device)
+        self._host_lines: Lines = self._host_inputs.numpy()
+        self._inputs = host_inputs.to(device, copy=True)
+        self._host_residual = pinned(torch.zeros(inputs.shape[1], residual_size), device)
+        self._residual = self._host_residual.to(device, copy=True)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         self._forwards = {
-            length: partial(forward, lengths[: index + 1], self._made)
+            length: partial(forward, lengths[: index + 1], self._residual)
             for index, length in enumerate(lengths)
         }
         self._steps: dict[int, Step] = {
@@ -76,24 +76,24 @@ class FixedStep:
             self._steps[length] = capture(forward, self._inputs)
         first, *others = self._steps.values()
         outputs = first()
-        if others or outputs is not first() or self.num_tokens > MOST_RECORDED_DRAWS:
+        if others or outputs is not first() or self.num_tokens > MAX_RECORDED_DRAWS:
             return  # draws are recorded for few outputs, which stay at one address
         for draw in self._draws:
             self._recorded_draws.append(capture(partial(draw, outputs), self._inputs))
 
-    def run(self, inputs: Lines, made: Floats | None = None) -> Sequence[Tensor]:
+    def run(self, inputs: Lines, residual: Floats | None = None) -> Sequence[Tensor]:
         """Run the shortest variant that covers all positions, with these tokens and absent ones
-        after them. `made` [tokens, made_size] is the output of other layers. Returns the outputs,
-        which the next run may overwrite."""
+        after them. `residual` [tokens, residual_size] is the output of other layers. Returns the
+        outputs, which the next run may overwrite."""
         if self._copied is not None:
             self._copied.synchronize()
-        self._host[:] = self._absent
-        self._host[:, : inputs.shape[1]] = inputs
+        self._host_lines[:] = self._absent
+        self._host_lines[:, : inputs.shape[1]] = inputs
         furthest = int(inputs[POSITIONS].max())
-        self._inputs.copy_(self._given, non_blocking=True)
-        if made is not None:
-            self._given_made.numpy()[: len(made)] = made
-            self._made.copy_(self._given_made, non_blocking=True)
+        self._inputs.copy_(self._host_inputs, non_blocking=True)
+        if residual is not None:
+            self._host_residual.numpy()[: len(residual)] = residual
+            self._residual.copy_(self._host_residual, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         step = next(step for length, step in self._steps.items() if furthest < length)
@@ -126,7 +126,7 @@ def step_lengths(max_seq_len: int) -> list[int]:
     A step attends over its own length and all shorter ones: a third more than over its own alone.
     """
     lengths = [cache_capacity(max_seq_len)]
-    while lengths[0] >= 4 * LEAST_LENGTH:
+    while lengths[0] >= 4 * MIN_LENGTH:
         lengths.insert(0, cache_capacity(-(-lengths[0] // 4)))
     return lengths
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.cuda.parameters import Linear, TorchParameters, whole
+from inference_api.engine.cuda.parameters import Linear, TorchParameters, summed
 from inference_api.loading.config import LATENT_NORM_EPS, LatentConfig, ModelConfig
 
 
@@ -22,9 +22,9 @@ class Latent:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the dimensions to be turned [n, outputs - rank], and the latents."""
-        made = whole(self.linear(x), x.dtype)
+        projected = summed(self.linear(x), x.dtype)
         rank = len(self.norm)
-        turned, latent = made.split([made.shape[-1] - rank, rank], -1)
+        turned, latent = projected.split([projected.shape[-1] - rank, rank], -1)
         return turned, F.rms_norm(latent, self.norm.shape, self.norm, LATENT_NORM_EPS)
 
 
@@ -46,11 +46,11 @@ def latent_qkv(
     def qkv(x: Tensor) -> Tensor:
         _, query_latent = (None, x) if to_query_latent is None else to_query_latent(x)
         turned, kv_latent = to_latent(x)
-        heads = whole(to_heads(kv_latent), x.dtype).view(len(x), config.num_heads, -1)
+        heads = summed(to_heads(kv_latent), x.dtype).view(len(x), config.num_heads, -1)
         unturned, values = heads.split([config.head_dim - config.rotary_dim, config.value_dim], -1)
         keys = torch.cat((turned.unsqueeze(1).expand(-1, config.num_heads, -1), unturned), -1)
         values = F.pad(values, (0, config.head_dim - config.value_dim))
-        queries = whole(to_queries(query_latent), x.dtype)
+        queries = summed(to_queries(query_latent), x.dtype)
         return torch.cat((queries, keys.flatten(1), values.flatten(1)), -1)
 
     return qkv

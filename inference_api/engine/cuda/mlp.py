@@ -9,12 +9,12 @@ import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
 from inference_api.engine.cpu.decoder import KernelDecoder
-from inference_api.engine.cuda.parameters import Linear, TorchParameters, whole
+from inference_api.engine.cuda.parameters import Linear, TorchParameters, summed
 from inference_api.loading.config import ExpertGroups, LayerRange, MixtureConfig, ModelConfig
 from inference_api.loading.families.layer_plan import ROUTER
 from inference_api.loading.settling import expert_layers
 
-LEAST_SUM = 1e-20  # keeps a sum of sigmoids from dividing by zero
+MIN_SHARE_SUM = 1e-20  # keeps a sum of sigmoids from dividing by zero
 
 
 Mlp = Callable[[Tensor], Tensor]  # [n, hidden] to [n, hidden], whole or in parts: see `Linear`
@@ -39,12 +39,12 @@ class Mixture:
         """Rows after the first `num_tokens` are absent tokens, which pass no expert."""
         chosen, shares = self._choose(x)
         chosen = chosen[:num_tokens]
-        out = torch.zeros_like(x) if self.shared is None else whole(self.shared(x), x.dtype)
+        out = torch.zeros_like(x) if self.shared is None else summed(self.shared(x), x.dtype)
         for expert in chosen.unique().tolist():
             rows, ranks = torch.where(chosen == expert)
-            given = F.pad(x[rows], (0, 0, 0, -len(rows) % self.rows_multiple))
-            made = whole(self.experts[expert](given), x.dtype)
-            out[rows] += made[: len(rows)] * shares[rows, ranks, None]
+            padded = F.pad(x[rows], (0, 0, 0, -len(rows) % self.rows_multiple))
+            outputs = summed(self.experts[expert](padded), x.dtype)
+            out[rows] += outputs[: len(rows)] * shares[rows, ranks, None]
         return out
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ class Mixture:
         experts = _best_first(preferences)[:, : config.experts_per_token]
         shares = scores.gather(-1, experts)
         if config.is_renormalised:
-            shares = shares / (shares.sum(-1, keepdim=True) + LEAST_SUM)
+            shares = shares / (shares.sum(-1, keepdim=True) + MIN_SHARE_SUM)
         return experts, (shares * config.scale).to(x.dtype)
 
 
@@ -100,9 +100,9 @@ def _of_best_groups(preferences: Tensor, groups: ExpertGroups) -> Tensor:
     """Returns the preferences [n, experts], with minus infinity outside the best groups."""
     by_group = preferences.view(len(preferences), groups.num_groups, -1)
     best = by_group.sort(dim=-1, descending=True).values[..., : groups.num_scored]
-    others = _best_first(best.sum(-1))[:, groups.groups_per_token :, None]
-    others = others.expand(-1, -1, by_group.shape[-1])
-    return by_group.scatter(1, others, -torch.inf).flatten(1)
+    rest = _best_first(best.sum(-1))[:, groups.groups_per_token :, None]
+    rest = rest.expand(-1, -1, by_group.shape[-1])
+    return by_group.scatter(1, rest, -torch.inf).flatten(1)
 
 
 def _best_first(preferences: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ WAYS = 5  # numbers that say how a token is drawn: see `draws.DrawWays`
 STEP_LINES = NUM_LINES + 2 * WAYS  # float64 numbers take two lines of int32 each
 LOGITS, STATES, LIKELIEST = range(3)  # numbers of a step's outputs
 
-MOST_MULTIPLIED = 128
+MAX_PRODUCT_TOKENS = 128
 """Most tokens of a step in which products with packed weights give each token independent bits."""
 
 
@@ -67,10 +67,10 @@ class Operations(Protocol):
         attends up to itself. Their tensors may have more rows, whose outputs have no meaning."""
 
     def norm_add(
-        self, x: Tensor, made: Tensor | None, made_norm: Affine | None, norm: Affine | None
+        self, x: Tensor, update: Tensor | None, update_norm: Affine | None, norm: Affine | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the residual `x` plus `made` (whole or in parts) normalised by `made_norm`; and
-        this sum, normalised by `norm`. All are [n, hidden]; a norm that is None changes nothing."""
+        """Returns the residual `x` plus `update` (whole or in parts) normalised by `update_norm`;
+        and this sum, normalised by `norm`. All are [n, hidden]; a norm of None changes nothing."""
 
     def gate(self, up: Tensor) -> Tensor:
         """Returns an MLP's activations [n, ffn]. `up` is the output of its first map, whole or in

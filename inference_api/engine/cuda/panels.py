@@ -25,12 +25,12 @@ class Panels:
         """Returns the matrix in `count` parts, each with equally many outputs."""
         size = self.outputs // count
         panel_bytes = packed_bytes(self.bits, PANEL, self.inputs)
-        found = []
+        parts = []
         for begin in range(self.first, self.first + self.outputs, size):
             end = -(-(begin + size) // PANEL)
             blocks = self.blocks[begin // PANEL * panel_bytes : end * panel_bytes]
-            found.append(replace(self, blocks=blocks, outputs=size, first=begin % PANEL))
-        return found
+            parts.append(replace(self, blocks=blocks, outputs=size, first=begin % PANEL))
+        return parts
 
 
 def unpacked(matrix: Panels, rows: Tensor | None = None) -> Tensor:
@@ -52,6 +52,6 @@ def unpacked(matrix: Panels, rows: Tensor | None = None) -> Tensor:
     numbers *= scales.contiguous().view(torch.float16).mT.unsqueeze(-1).float()
     numbers = numbers.flatten(2)
     if rows is not None:
-        own: Tensor = numbers[torch.arange(len(rows), device=rows.device), rows % PANEL]
-        return own
+        selected: Tensor = numbers[torch.arange(len(rows), device=rows.device), rows % PANEL]
+        return selected
     return numbers.flatten(0, 1)[matrix.first : matrix.first + matrix.outputs]

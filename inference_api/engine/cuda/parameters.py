@@ -25,7 +25,7 @@ Multiply = Callable[[Tensor, Sequence[Panels], Tensor | None], Tensor]
 
 Linear = Callable[[Tensor], Tensor]
 """Maps [n, inputs] to [n, outputs] in the same precision; or to parts in float32, [parts, n,
-outputs], whose sum is the result. `whole` adds them, and so do all operations but products. Unless
+outputs], whose sum is the result. `summed` adds them, and so do all operations but products. Unless
 weights are packed, a row's bits depend on the number of rows."""
 
 
@@ -38,9 +38,9 @@ def of_torch(weight: Tensor, bias: Tensor | None) -> Linear:
     return lambda x: F.linear(x, weight, bias)
 
 
-def whole(made: Tensor, dtype: torch.dtype) -> Tensor:
+def summed(product: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the result of a `Linear`, whole or in parts, as [n, outputs] of `dtype`."""
-    return made if made.ndim == 2 else reduce(torch.add, made.unbind()).to(dtype)
+    return product if product.ndim == 2 else reduce(torch.add, product.unbind()).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)

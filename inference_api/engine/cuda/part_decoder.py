@@ -57,8 +57,8 @@ class PartDecoder(decoder.Decoder):
         self, forward: LengthForward, num_lines: int, num_tokens: int, lengths: Sequence[int]
     ) -> FixedStep:
         inputs = absent(num_lines, num_tokens, self._spare_slot)
-        made_size = 0 if self._config.has_ends else self._config.hidden_size
-        return FixedStep(forward, inputs, lengths, self._like.device, made_size=made_size)
+        residual_size = 0 if self._config.has_ends else self._config.hidden_size
+        return FixedStep(forward, inputs, lengths, self._like.device, residual_size=residual_size)
 
     @property
     def _steps(self) -> Sequence[FixedStep]:
@@ -68,7 +68,7 @@ class PartDecoder(decoder.Decoder):
         nothing = np.zeros((1, self._config.hidden_size), np.float32)
         self.layers([row], before=None if self._config.has_ends else nothing)
         if self._config.has_ends:
-            self._in_steps(self._of_heads, token_inputs([row], [0]), [0], nothing)
+            self._run_steps(self._of_heads, token_inputs([row], [0]), [0], nothing)
 
     def layers(
         self, rows: Sequence[RowStep], is_prompt: bool = False, before: Floats | None = None
@@ -82,7 +82,7 @@ class PartDecoder(decoder.Decoder):
             after = step.run(prompt_inputs(row, 0, num_tokens), before)[0][:num_tokens]
         else:
             inputs = token_inputs(rows, [0] * len(rows))
-            (after,) = self._in_steps(self._of_tokens, inputs, [0], before)
+            (after,) = self._run_steps(self._of_tokens, inputs, [0], before)
         read = self._read[: len(after)].copy_(after.float(), non_blocking=True)
         if after.is_cuda:
             torch.cuda.current_stream().synchronize()
@@ -106,8 +106,8 @@ class PartDecoder(decoder.Decoder):
         after = (residual for _, residual in self.others.after(self.layers, rest, prompts))
         before = []
         for first in firsts:
-            own = [next(after) for _ in decoder.prompt_chunks(first)]
-            before.append([self._states(each) for each in own if len(each)])
+            outputs = [next(after) for _ in decoder.prompt_chunks(first)]
+            before.append([self._states(each) for each in outputs if len(each)])
         if not rest:
             return before, [self._nothing[each] for each in wanted]
         ends = accumulate(len(each.token_ids) for each in rest)
@@ -116,26 +116,26 @@ class PartDecoder(decoder.Decoder):
             for row, end in zip(rest, ends, strict=True)
             for index in row.returned
         ]
-        made = np.zeros((inputs.shape[1], self._config.hidden_size), np.float32)
-        made[returned] = np.concatenate([*after])
-        return before, self._in_steps(self._of_heads, inputs, wanted, made)
+        residuals = np.zeros((inputs.shape[1], self._config.hidden_size), np.float32)
+        residuals[returned] = np.concatenate([*after])
+        return before, self._run_steps(self._of_heads, inputs, wanted, residuals)
 
     def _states(self, residual: Floats) -> Tensor:
         x = torch.from_numpy(residual).to(self._like)
         return super()._after_layers(x, None, None).float()
 
-    def _after_layers(self, x: Tensor, made: Tensor | None, made_norm: Affine | None) -> Tensor:
+    def _after_layers(self, x: Tensor, update: Tensor | None, update_norm: Affine | None) -> Tensor:
         """Returns the residual, without the final norm."""
-        return self._ops.norm_add(x, made, made_norm, None)[0]
+        return self._ops.norm_add(x, update, update_norm, None)[0]
 
-    def _put_out(self, states: Tensor, num_tokens: int) -> Sequence[Tensor]:
+    def _step_outputs(self, states: Tensor, num_tokens: int) -> Sequence[Tensor]:
         return [states[:num_tokens]]
 
-    def _heads(self, lengths: Sequence[int], made: Tensor, inputs: Tensor) -> Sequence[Tensor]:
-        """Returns the outputs of a step of all layers, from the residual `made`."""
-        x = decoder.padded(made.to(self._like.dtype), self._num_given)
+    def _heads(self, lengths: Sequence[int], residual: Tensor, inputs: Tensor) -> Sequence[Tensor]:
+        """Returns the outputs of a step of all layers, from the `residual`."""
+        x = decoder.padded(residual.to(self._like.dtype), self._product_rows)
         states = super()._after_layers(x, None, None)
-        return super()._put_out(states, inputs.shape[1])
+        return super()._step_outputs(states, inputs.shape[1])
 
 
 def _part(row: RowStep, begin: int, end: int) -> RowStep:

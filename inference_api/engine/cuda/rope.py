@@ -24,15 +24,15 @@ class Rope:
     def __init__(
         self, config: ModelConfig, max_seq_len: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        of_all = RopeTurns(config, max_seq_len)
-        of_all.reach(max_seq_len)
+        rope = RopeTurns(config, max_seq_len)
+        rope.reach(max_seq_len)
 
         def tensor(array: Floats) -> Tensor:
             return torch.from_numpy(array).view(max_seq_len, 1, -1).to(device, dtype)
 
-        self._keys = [id(turns) for turns in of_all.layers]
-        tables = {id(turns): turns for turns in of_all.layers if turns is not None}
-        self._tables = {key: _of_each(tensor, turns) for key, turns in tables.items()}
+        self._keys = [id(turns) for turns in rope.layers]
+        tables = {id(turns): turns for turns in rope.layers if turns is not None}
+        self._tables = {key: _mapped(tensor, turns) for key, turns in tables.items()}
 
     def of_layer(self, layer: int) -> TensorTurns | None:
         """Returns a layer's turns for every position; None if it has no rope."""
@@ -41,20 +41,20 @@ class Rope:
     def at(self, positions: Tensor) -> list[TensorTurns | None]:
         """Returns each layer's turns for `positions` [n]. Layers that turn alike share tensors."""
         turns = {
-            key: _of_each(lambda table: table[positions], tables)
+            key: _mapped(lambda table: table[positions], tables)
             for key, tables in self._tables.items()
         }
         return [turns.get(key) for key in self._keys]
 
 
-def _of_each(make: Callable[[Any], Tensor], turns: LayerTurns | TensorTurns) -> TensorTurns:
+def _mapped(make: Callable[[Any], Tensor], turns: LayerTurns | TensorTurns) -> TensorTurns:
     scales = turns.query_scales
-    made = make(turns.cosines), make(turns.sines)
-    return TensorTurns(*made, None if scales is None else make(scales))
+    tables = make(turns.cosines), make(turns.sines)
+    return TensorTurns(*tables, None if scales is None else make(scales))
 
 
 def turn(heads: Tensor, turns: TensorTurns) -> None:
     """Turn `heads` [n, heads, head_dim] in place."""
     turned = heads[..., : turns.cosines.shape[-1]]
-    others = turned.roll(turned.shape[-1] // 2, dims=-1)
-    turned.mul_(turns.cosines).add_(others.mul_(turns.sines))
+    swapped = turned.roll(turned.shape[-1] // 2, dims=-1)
+    turned.mul_(turns.cosines).add_(swapped.mul_(turns.sines))

@@ -71,11 +71,11 @@ class CudaRunner(LocalRunner):
 
     def _num_on_cpu(self) -> int:
         """Returns how many layers leave their experts to the CPU: see `EngineOptions`."""
-        asked, most = self._options.experts_on_cpu, len(expert_layers(self._whole))
-        if asked is not None or most == 0 or self._is_part or kernel_faults(self._whole):
-            return asked or 0
+        requested, most = self._options.experts_on_cpu, len(expert_layers(self._full_config))
+        if requested is not None or most == 0 or self._is_part or kernel_faults(self._full_config):
+            return requested or 0
         free_bytes = self.free_bytes() or 0
-        needed = (self._footprint_of(without_experts(self._whole, n)) for n in range(most))
+        needed = (self._footprint_of(without_experts(self._full_config, n)) for n in range(most))
         return next((n for n, each in enumerate(needed) if each.total_bytes <= free_bytes), most)
 
     @cached_property
@@ -113,7 +113,7 @@ class CudaRunner(LocalRunner):
     def _cpu_experts(self) -> dict[int, CpuExperts]:
         """Loads the experts that the CPU has, by layer. Raises StartupError."""
         elsewhere = sorted(self._config.experts_elsewhere)
-        parts = {layer: experts_alone(self._whole, layer) for layer in elsewhere}
+        parts = {layer: experts_alone(self._full_config, layer) for layer in elsewhere}
         if not parts:
             return {}
         dtype, bits = self._options.dtype, weight_bits(self._options)
@@ -126,12 +126,12 @@ class CudaRunner(LocalRunner):
         packing = Packing(Kernels(hardware.physical_cores()), bits)
         shape = max(PROMPT_SIZES), self._config.hidden_size
         memory = [pinned(torch.zeros(shape), self._device) for _ in range(2)]
-        found: dict[int, CpuExperts] = {}
+        experts: dict[int, CpuExperts] = {}
         for layer, part in parts.items():
             parameters = load_parameters(self.files, part, dtype, packing)
             cache = PagedCache(part, 1, 1, "float32", 1)  # stays empty: the layer does not attend
-            found[layer] = CpuExperts(KernelDecoder(part, parameters, cache, 1), *memory)
-        return found
+            experts[layer] = CpuExperts(KernelDecoder(part, parameters, cache, 1), *memory)
+        return experts
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -154,8 +154,8 @@ class CudaRunner(LocalRunner):
         )
 
     def _log_loaded(self) -> None:
-        how = (self.device, self._options.dtype, self._options.quantization)
-        logger.info("loaded %s by torch: %s, %s, QUANTIZATION=%s", self._folder.name, *how)
+        options = (self.device, self._options.dtype, self._options.quantization)
+        logger.info("loaded %s by torch: %s, %s, QUANTIZATION=%s", self._folder.name, *options)
 
     def _decoder(self, make: Callable[[Operations], Decoder], rope: Rope) -> Decoder:
         """Returns a decoder with Triton's operations on CUDA, or torch's if Triton does not run."""

@@ -32,8 +32,8 @@ def sample(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> l
     if likelihoods is None:
         return [*map(Drawn, token_ids)]
     counts = [draws[i].sampling.num_logprobs or 0 for i in scored]
-    found = _logprobs(likelihoods, [token_ids[i] for i in scored], counts)
-    logprobs = dict(zip(scored, found, strict=True))
+    scored_logprobs = _logprobs(likelihoods, [token_ids[i] for i in scored], counts)
+    logprobs = dict(zip(scored, scored_logprobs, strict=True))
     return [Drawn(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
 
 
@@ -45,13 +45,13 @@ def _drawn(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> l
         if not draw.sampling.is_greedy and draw.known_id is None
     }
     for way in (among_all, among_first, among_sorted):
-        rows = [i for i, own in ways.items() if own is way]
+        rows = [i for i, row_way in ways.items() if row_way is way]
         if not rows:
             continue
         numbers = numbers_of([draws[i] for i in rows], [positions[i] for i in rows])
         columns = torch.from_numpy(numbers).to(logits.device).unsqueeze(-1)
-        found = way(logits[rows], DrawWays(*columns)).squeeze(-1)
-        for i, token_id in zip(rows, found.tolist(), strict=True):
+        tokens = way(logits[rows], DrawWays(*columns)).squeeze(-1)
+        for i, token_id in zip(rows, tokens.tolist(), strict=True):
             drawn[i] = token_id
             if token_id < 0:
                 ways[i] = among_sorted
@@ -64,13 +64,13 @@ def _logprobs(
     """Returns the log probabilities of one token for each row of `likelihoods` [n, vocab], and of
     the row's `counts` likeliest tokens."""
     index = torch.tensor(token_ids, device=likelihoods.device).unsqueeze(-1)
-    own = likelihoods.gather(-1, index)
-    ranks = (likelihoods > own).sum(dim=-1) + 1
+    logprobs = likelihoods.gather(-1, index)
+    ranks = (likelihoods > logprobs).sum(dim=-1) + 1
     values, ids = likelihoods.topk(min(max(counts), likelihoods.shape[-1]))
     return [
         TokenLogprobs(logprob, rank, tuple(zip(row_ids[:count], row_values[:count], strict=True)))
         for logprob, rank, row_ids, row_values, count in zip(
-            own.squeeze(-1).tolist(),
+            logprobs.squeeze(-1).tolist(),
             ranks.tolist(),
             ids.tolist(),
             values.tolist(),
@@ -84,9 +84,9 @@ def apply_penalties(logits: Tensor, draws: Sequence[Draw]) -> None:
     """Apply the draws' biases and penalties to `logits`, in place."""
     if (changes := changes_of(draws)) is not None:
         rows, tokens, amounts = (torch.from_numpy(each).to(logits.device) for each in changes)
-        more, factors, less = amounts
-        biased = logits[rows, tokens] + more
-        logits[rows, tokens] = torch.where(biased > 0, biased / factors, biased * factors) - less
+        added, factors, removed = amounts
+        biased = logits[rows, tokens] + added
+        logits[rows, tokens] = torch.where(biased > 0, biased / factors, biased * factors) - removed
 
 
 def _forbid(logits: Tensor, draws: Sequence[Draw]) -> None:

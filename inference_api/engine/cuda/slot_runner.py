@@ -80,12 +80,12 @@ class SlotRunner(CudaRunner):
 
     def _file(self) -> tuple[str, Tensor | mmap.mmap]:
         """Returns the key of the weights as they are now, and their packed file in memory."""
-        held = self._place.slots.files
+        files = self._place.slots.files
         key = self._packed.key(self._packed_model)
-        if (file := held.get(key)) is not None:
+        if (file := files.get(key)) is not None:
             return key, file
         key, mapped = self._packed.memory(self._packed_model)
-        file = held.hold(key, mapped)
+        file = files.hold(key, mapped)
         return key, mapped if file is None else file
 
     def unload(self) -> None:

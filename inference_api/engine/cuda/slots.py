@@ -58,16 +58,16 @@ class HeldFiles:
         """Returns a held copy of a file, or None if the host lacks memory or cannot pin any."""
         if self._pin is None or not self._has_room(len(file)):
             return None
-        held = torch.from_numpy(np.frombuffer(anonymous(len(file)), np.uint8))
+        copy = torch.from_numpy(np.frombuffer(anonymous(len(file)), np.uint8))
         source = np.frombuffer(file, np.uint8)
         for begin in range(0, len(source), PIECE_BYTES):  # each piece is read, then pinned
-            piece = held[begin : begin + PIECE_BYTES]
+            piece = copy[begin : begin + PIECE_BYTES]
             piece.numpy()[:] = source[begin : begin + PIECE_BYTES]
             self._try_to_pin(piece)
             self._pause()
         self._left_bytes -= len(source)
-        self._held[key] = held
-        return held
+        self._held[key] = copy
+        return copy
 
     def _has_room(self, num_bytes: int) -> bool:
         available_bytes = hardware.available_memory_bytes()

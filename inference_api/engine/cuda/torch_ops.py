@@ -45,11 +45,11 @@ class TorchOps:
     is_of_any_size: ClassVar[bool] = False
 
     def norm_add(
-        self, x: Tensor, made: Tensor | None, made_norm: Affine | None, norm: Affine | None
+        self, x: Tensor, update: Tensor | None, update_norm: Affine | None, norm: Affine | None
     ) -> tuple[Tensor, Tensor]:
-        if made is not None:
-            made = self._normed(made, made_norm)
-            x = torch.add(x, made, alpha=self.config.residual_multiplier)
+        if update is not None:
+            update = self._normed(update, update_norm)
+            x = torch.add(x, update, alpha=self.config.residual_multiplier)
         return x, self._normed(x, norm)
 
     def _normed(self, x: Tensor, norm: Affine | None) -> Tensor:
@@ -101,10 +101,10 @@ class _Placed:
         """Returns what is added to scores, [n, longest]: 0 where a token sees the position, else
         minus infinity. From a boolean mask, torch would make this again in each layer."""
         places = torch.arange(self._longest, device=self._positions.device)
-        own = self._positions[:, None]
-        is_seen = places <= own
+        positions = self._positions[:, None]
+        is_seen = places <= positions
         if window is not None:
-            is_seen &= places > own - window
+            is_seen &= places > positions - window
         return self._entries.new_zeros(is_seen.shape).masked_fill_(~is_seen, -torch.inf)
 
     def place_heads(self, qkv: Tensor, heads: LayerHeads) -> Tensor:
@@ -158,7 +158,7 @@ class _Tokens(_Placed):
 
     def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
         config = self._config
-        keys, values = self._held(self._entries[heads.layer]).unbind(1)
+        keys, values = self._gathered(self._entries[heads.layer]).unbind(1)
         queries = queries.unflatten(1, (config.num_kv_heads, config.num_groups))
         sinks = heads.sinks
         sinks = None if sinks is None else sinks.view(config.num_kv_heads, config.num_groups, 1)
@@ -166,22 +166,22 @@ class _Tokens(_Placed):
 
         def attend(length: int) -> Tensor:
             """Attend to the first `length` positions. Returns [n, kv_heads, groups, head_dim]."""
-            held = keys[:, :, :length], values[:, :, :length]
-            return _attended(queries, *held, config.attention_scale, bias[..., :length], sinks)
+            seen = keys[:, :, :length], values[:, :, :length]
+            return _attended(queries, *seen, config.attention_scale, bias[..., :length], sinks)
 
         attended = attend(self._longest)
-        own = self._positions.view(-1, 1, 1, 1)
+        positions = self._positions.view(-1, 1, 1, 1)
         for length in reversed(self._shorter):
-            attended = torch.where(own < length, attend(length), attended)
+            attended = torch.where(positions < length, attend(length), attended)
         return attended.flatten(1)
 
-    def _held(self, of_layer: Tensor) -> Tensor:
+    def _gathered(self, of_layer: Tensor) -> Tensor:
         """Returns keys and values that tokens see, [n, 2, kv_heads, longest, head_dim]. Copies
         whole heads as they lie, then replaces the positions that a tree has in other slots."""
-        copies: Tensor = of_layer.flatten(0, 2)[:, : self._longest][self._head_rows]
-        copies = copies.unflatten(1, of_layer.shape[1:3])
-        copies[self._last_places] = of_layer[self._last_slots]
-        return copies
+        gathered: Tensor = of_layer.flatten(0, 2)[:, : self._longest][self._head_rows]
+        gathered = gathered.unflatten(1, of_layer.shape[1:3])
+        gathered[self._last_places] = of_layer[self._last_slots]
+        return gathered
 
 
 class _PromptTokens(_Placed):
@@ -189,10 +189,10 @@ class _PromptTokens(_Placed):
 
     def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
         config = self._config
-        held = self._entries[heads.layer][:, :, :, : self._longest]
+        cached = self._entries[heads.layer][:, :, :, : self._longest]
         # [2, kv_heads, groups, positions, head_dim]; groups share memory
-        held = held.index_select(0, self._rows[:1])[0].unsqueeze(2)
-        keys, values = held.expand(-1, -1, config.num_groups, -1, -1)
+        cached = cached.index_select(0, self._rows[:1])[0].unsqueeze(2)
+        keys, values = cached.expand(-1, -1, config.num_groups, -1, -1)
         queries = queries.unflatten(1, keys.shape[:2]).permute(1, 2, 0, 3)
         scale, bias = config.attention_scale, self._biases[config.windows[heads.layer]]
         if heads.sinks is None:

@@ -42,12 +42,12 @@ def normed(x, at, is_in, weight, bias, eps, size: tl.constexpr, is_rms: tl.const
 @of_tokens
 def norm_add(
     x,  # [n, size]
-    made,  # [num_parts, n, size] or None
-    made_weight,  # [size] or None, and so are all weights and biases
-    made_bias,
+    update,  # [num_parts, n, size] or None
+    update_weight,  # [size] or None, and so are all weights and biases
+    update_bias,
     weight,
     bias,
-    total,  # [n, size], written if `made` is given
+    total,  # [n, size], written if `update` is given
     out,  # [n, size], written if `weight` is given
     multiplier,
     eps,
@@ -62,11 +62,11 @@ def norm_add(
     is_in = at < size
     places = tl.program_id(0).to(tl.int64) * size + at
     value = tl.load(x + places, is_in, 0.0).to(tl.float32)
-    if made is not None:
-        more = added(made, places, is_in, num_tokens * size, num_parts)
-        if made_weight is not None:
-            more = normed(more, at, is_in, made_weight, made_bias, eps, size, is_rms)
-        rounded = (value + multiplier * more).to(total.dtype.element_ty)
+    if update is not None:
+        change = added(update, places, is_in, num_tokens * size, num_parts)
+        if update_weight is not None:
+            change = normed(change, at, is_in, update_weight, update_bias, eps, size, is_rms)
+        rounded = (value + multiplier * change).to(total.dtype.element_ty)
         tl.store(total + places, rounded, is_in)
         value = rounded.to(tl.float32)  # normalises the same numbers that the next layer reads
     if weight is not None:
@@ -109,10 +109,10 @@ def gate(
         x = tl.maximum(x, 0.0)
         x *= x
     if width > size:
-        passed = added(up, token * width + size + at, is_in, part_size, num_parts)
+        linear = added(up, token * width + size + at, is_in, part_size, num_parts)
         if limit is not None:
-            passed = tl.minimum(tl.maximum(passed, -limit), limit) + 1.0
-        x *= passed
+            linear = tl.minimum(tl.maximum(linear, -limit), limit) + 1.0
+        x *= linear
     tl.store(out + token * size + at, x.to(out.dtype.element_ty), is_in)
 
 
@@ -136,7 +136,7 @@ def place_heads(
     head_dim: tl.constexpr,
     rotary_dim: tl.constexpr,  # 0: nothing is turned
     is_norm_last: tl.constexpr,
-    whole_block: tl.constexpr,  # block for all heads if normalised as one; 0: each head alone
+    all_heads_block: tl.constexpr,  # block for all heads if normalised as one; 0: each head alone
     block: tl.constexpr,
     num_parts: tl.constexpr,
 ):
@@ -152,17 +152,17 @@ def place_heads(
     is_value = head >= num_normed
     is_norm_in = is_in & (head < num_normed)
     part_size = num_tokens * num_all * head_dim
-    own = (token * num_all + head) * head_dim
-    held = added(qkv, own + at, is_in, part_size, num_parts)
-    x = held
+    head_begin = (token * num_all + head) * head_dim
+    unturned = added(qkv, head_begin + at, is_in, part_size, num_parts)
+    x = unturned
     is_turned = at < rotary_dim
-    other_at = tl.where(at < rotary_dim // 2, at + rotary_dim // 2, at - rotary_dim // 2)
-    other = added(qkv, own + other_at, is_turned, part_size, num_parts)
+    partner_at = tl.where(at < rotary_dim // 2, at + rotary_dim // 2, at - rotary_dim // 2)
+    partner = added(qkv, head_begin + partner_at, is_turned, part_size, num_parts)
     if qk_norm is not None and not is_norm_last:
-        if whole_block > 0:
+        if all_heads_block > 0:
             first = tl.where(head < num_heads, 0, num_heads)
             size = tl.where(head < num_heads, num_heads, num_kv_heads) * head_dim
-            places = tl.arange(0, whole_block)
+            places = tl.arange(0, all_heads_block)
             all_heads = (token * num_all + first) * head_dim + places
             all_x = added(qkv, all_heads, places < size, part_size, num_parts)
             factor = tl.rsqrt(tl.sum(all_x * all_x, 0) / size + eps)
@@ -170,12 +170,12 @@ def place_heads(
             factor = tl.rsqrt(tl.sum(x * x, 0) / head_dim + eps)
         weights = qk_norm + head * head_dim
         x *= factor * tl.load(weights + at, is_norm_in, 0.0).to(tl.float32)
-        is_other_in = is_turned & (head < num_normed)
-        other *= factor * tl.load(weights + other_at, is_other_in, 0.0).to(tl.float32)
+        is_partner_in = is_turned & (head < num_normed)
+        partner *= factor * tl.load(weights + partner_at, is_partner_in, 0.0).to(tl.float32)
     if rotary_dim > 0:
         turns = tl.maximum(position, 0) * rotary_dim + at
         turned = x * tl.load(cosines + turns, is_turned, 0.0).to(tl.float32)
-        turned += other * tl.load(sines + turns, is_turned, 0.0).to(tl.float32)
+        turned += partner * tl.load(sines + turns, is_turned, 0.0).to(tl.float32)
         x = tl.where(is_turned, turned, x)
     if qk_norm is not None and is_norm_last:
         weight = tl.load(qk_norm + head * head_dim + at, is_norm_in, 0.0).to(tl.float32)
@@ -183,7 +183,7 @@ def place_heads(
     if query_scales is not None:
         scale = tl.load(query_scales + tl.maximum(position, 0)).to(tl.float32)
         x *= tl.where(head < num_heads, scale, 1.0)
-    x = tl.where(is_value, held, x).to(queries.dtype.element_ty)
+    x = tl.where(is_value, unturned, x).to(queries.dtype.element_ty)
     tl.store(queries + (token * num_heads + head) * head_dim + at, x, is_in & (head < num_heads))
     place = (row * (2 * num_kv_heads) + head - num_heads) * capacity + slot
     is_written = (head >= num_heads) & (position >= 0)
@@ -253,8 +253,8 @@ def attend(
         shares = tl.exp(scores - new_largest[:, None])
         total = total * kept + tl.sum(shares, 1)
         value = tl.load(values + of_places, is_held, 0.0)
-        made = tl.dot(shares.to(value.dtype), value, input_precision="ieee")
-        summed = summed * kept[:, None] + made
+        weighted = tl.dot(shares.to(value.dtype), value, input_precision="ieee")
+        summed = summed * kept[:, None] + weighted
         largest = new_largest
     places = heads * tl.num_programs(2) + part
     is_written = is_group & (begin < end)
@@ -301,6 +301,6 @@ def combine(
         total += tl.exp(sink - top)
     where = places[:, None] * head_dim + dim[None, :]
     summed = tl.load(sums + where, is_seen[:, None] & is_dim[None, :], 0.0)
-    made = tl.sum(factors[:, None] * summed, 0) / total
-    made = tl.where(position >= 0, made, 0.0)
-    tl.store(out + token_head * head_dim + dim, made.to(out.dtype.element_ty), is_dim)
+    result = tl.sum(factors[:, None] * summed, 0) / total
+    result = tl.where(position >= 0, result, 0.0)
+    tl.store(out + token_head * head_dim + dim, result.to(out.dtype.element_ty), is_dim)

@@ -17,7 +17,7 @@ from inference_api.engine.cuda import triton_kernels as kernels
 from inference_api.engine.cuda import triton_products as products
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.ops import (
-    MOST_MULTIPLIED,
+    MAX_PRODUCT_TOKENS,
     NUM_LINES,
     POSITIONS,
     PROMPT_LINES,
@@ -32,15 +32,15 @@ from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.kernels.packing import GROUP, PANEL
 from inference_api.loading.config import ModelConfig
 
-LEAST_SPLIT, MOST_SPLITS = 256, 32  # positions for a program, and programs for a head
-LEAST_SIDE = 16  # rows and columns that Triton's dot product needs
+MIN_SPLIT, MAX_SPLITS = 256, 32  # positions for a program, and programs for a head
+MIN_DOT_SIZE = 16  # rows and columns that Triton's dot product needs
 TILE_BYTES = 16384  # size of keys, and of values, that are multiplied at once
-MOST_PLACES = 64
+MAX_PLACES = 64
 GATE_BLOCK = 1024
 NO_NORM = None, None
-BLOCK_TOKENS, BLOCK_OUTPUTS = LEAST_SIDE, 2 * PANEL  # multiplied at once by a program
-LEAST_PROGRAMS = 512  # programs of a product, unless its inputs are too few to cut
-MOST_PARTS, LEAST_GROUPS = 8, 4  # parts of the inputs, and groups of a part
+BLOCK_TOKENS, BLOCK_OUTPUTS = MIN_DOT_SIZE, 2 * PANEL  # multiplied at once by a program
+MIN_PROGRAMS = 512  # programs of a product, unless its inputs are too few to cut
+MAX_PARTS, MIN_PART_GROUPS = 8, 4  # parts of the inputs, and groups of a part
 WIDENED_GROUPS = 8  # groups that a program widens, one after another
 
 
@@ -51,23 +51,23 @@ class TritonOps:
     config: ModelConfig
     cache: TorchCache
     rope: Rope
-    least_split: int = LEAST_SPLIT
+    min_split: int = MIN_SPLIT
 
     is_of_any_size: ClassVar[bool] = True
 
     def norm_add(
-        self, x: Tensor, made: Tensor | None, made_norm: Affine | None, norm: Affine | None
+        self, x: Tensor, update: Tensor | None, update_norm: Affine | None, norm: Affine | None
     ) -> tuple[Tensor, Tensor]:
-        if made is None and norm is None:
+        if update is None and norm is None:
             return x, x
-        total = x if made is None else torch.empty_like(x)
+        total = x if update is None else torch.empty_like(x)
         normed = total if norm is None else torch.empty_like(x)
         num_tokens, size = x.shape
         block = triton.next_power_of_2(size)
         kernels.norm_add[(num_tokens,)](
-            *(x, made, *(made_norm or NO_NORM), *(norm or NO_NORM), total, normed),
+            *(x, update, *(update_norm or NO_NORM), *(norm or NO_NORM), total, normed),
             *(self.config.residual_multiplier, self.config.norm_eps, num_tokens),
-            *(size, block, self.config.norm == "rms", 1 if made is None else _num_parts_of(made)),
+            *(size, block, self.config.norm == "rms", _num_parts_of(update)),
             num_warps=_num_warps(block),
         )
         return total, normed
@@ -90,7 +90,7 @@ class TritonOps:
         cuBLAS. This takes less time than reading packed weights again for every few tokens."""
         x = x.contiguous()
         (num_tokens, inputs), width = x.shape, sum(each.outputs for each in weights)
-        if num_tokens > MOST_MULTIPLIED:
+        if num_tokens > MAX_PRODUCT_TOKENS:
             numbers = x.new_empty(width, inputs)
             sizes = [each.outputs for each in weights]
             for each, place in zip(weights, numbers.split_with_sizes(sizes), strict=True):
@@ -130,33 +130,33 @@ class _Tokens:
         self._entries = ops.cache.entries
         self._positions, self._rows, _ = inputs[POSITIONS:PROMPT_LINES]
         self._slots = inputs[SLOTS:NUM_LINES]
-        self._block_dims = max(triton.next_power_of_2(ops.config.head_dim), LEAST_SIDE)
+        self._block_dims = max(triton.next_power_of_2(ops.config.head_dim), MIN_DOT_SIZE)
         capacity = ops.cache.capacity
-        self._split = ops.least_split
-        while self._split * MOST_SPLITS < capacity:
+        self._split = ops.min_split
+        while self._split * MAX_SPLITS < capacity:
             self._split *= 2
         self._num_splits = triton.cdiv(capacity, self._split)
         of_place = self._block_dims * self._entries.element_size()
-        self._block_places = min(max(TILE_BYTES // of_place, LEAST_SIDE), MOST_PLACES, self._split)
+        self._block_places = min(max(TILE_BYTES // of_place, MIN_DOT_SIZE), MAX_PLACES, self._split)
 
     def place_heads(self, qkv: Tensor, heads: LayerHeads) -> Tensor:
         config = self._config
         num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         turns = self._rope.of_layer(heads.layer)
-        whole_block = 0
+        all_heads_block = 0
         if heads.qk_norm is not None and config.is_qk_norm_whole:
             assert not config.is_qk_norm_last, "no family has both"
-            whole_block = triton.next_power_of_2(num_heads * head_dim)
-        num_given = qkv.shape[-2]
-        queries = self._entries.new_empty(num_given, num_heads, head_dim)
+            all_heads_block = triton.next_power_of_2(num_heads * head_dim)
+        num_rows = qkv.shape[-2]
+        queries = self._entries.new_empty(num_rows, num_heads, head_dim)
         kernels.place_heads[(len(self._positions), num_heads + 2 * num_kv_heads)](
             *(qkv, self._positions, self._rows, self._slots, heads.qk_norm),
             *((None,) * 3 if turns is None else turns),
             *(queries, self._entries[heads.layer], config.norm_eps, self._entries.shape[-2]),
-            *(num_given, num_heads, num_kv_heads, head_dim),
+            *(num_rows, num_heads, num_kv_heads, head_dim),
             *(0 if turns is None else config.rotary_dim, config.is_qk_norm_last),
-            *(whole_block, self._block_dims, _num_parts_of(qkv)),
-            num_warps=_num_warps(max(whole_block, self._block_dims)),
+            *(all_heads_block, self._block_dims, _num_parts_of(qkv)),
+            num_warps=_num_warps(max(all_heads_block, self._block_dims)),
         )
         return queries
 
@@ -172,7 +172,7 @@ class _Tokens:
             *(queries, self._positions, self._rows, self._slots, self._entries[heads.layer]),
             *(sums, totals, largests, num_tokens, capacity, window, config.attention_scale),
             *(num_heads, config.num_kv_heads, head_dim, len(self._slots), self._split),
-            max(triton.next_power_of_2(config.num_groups), LEAST_SIDE),
+            max(triton.next_power_of_2(config.num_groups), MIN_DOT_SIZE),
             *(self._block_dims, self._block_places),
             num_stages=2,
         )
@@ -198,12 +198,12 @@ class _PromptTokens(_Tokens):
 
 def num_parts(outputs: int, inputs: int) -> int:
     """Returns how many parts a product's inputs are cut into, for any number of tokens."""
-    wanted: int = triton.cdiv(LEAST_PROGRAMS, triton.cdiv(outputs, BLOCK_OUTPUTS))
-    return max(min(MOST_PARTS, wanted, inputs // (LEAST_GROUPS * GROUP)), 1)
+    wanted: int = triton.cdiv(MIN_PROGRAMS, triton.cdiv(outputs, BLOCK_OUTPUTS))
+    return max(min(MAX_PARTS, wanted, inputs // (MIN_PART_GROUPS * GROUP)), 1)
 
 
-def _num_parts_of(made: Tensor) -> int:
-    return 1 if made.ndim == 2 else len(made)
+def _num_parts_of(product: Tensor | None) -> int:
+    return 1 if product is None or product.ndim == 2 else len(product)
 
 
 def _views(matrix: Panels) -> tuple[Tensor, Tensor]:

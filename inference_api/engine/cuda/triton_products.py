@@ -25,10 +25,10 @@ def group_of(
     field = tl.arange(0, 32 // bits)
     begin = (panels + group) * (PANEL * bits + PANEL // 2)  # a scale is half a word
     places = begin[None, :] + quad[:, None] * PANEL + lanes[None, :]
-    found = tl.load(words + places, is_in[None, :], 0)
+    packed = tl.load(words + places, is_in[None, :], 0)
     # Neighbouring inputs are in neighbouring bytes; an int4 byte's high half is four inputs later.
     shifts = field % 4 * 8 + field // 4 * 4
-    fields = (found[:, None, :] >> shifts[None, :, None]) & ((1 << bits) - 1)
+    fields = (packed[:, None, :] >> shifts[None, :, None]) & ((1 << bits) - 1)
     values = tl.reshape(fields, [GROUP, block_outputs]) - (1 << (bits - 1))
     scales = tl.load(halves + 2 * (begin + PANEL * bits) + lanes, is_in, 0.0)
     return values, scales.to(tl.float32)
@@ -67,12 +67,12 @@ def multiply(
         values, scales = group_of(
             words, halves, panels, lanes, is_output, group, bits, block_outputs
         )
-        given = tl.load(of_tokens + group * GROUP, is_token[:, None], 0.0)
-        made = tl.dot(given, values.to(given.dtype), input_precision="ieee")
-        summed += made * scales[None, :]
+        activations = tl.load(of_tokens + group * GROUP, is_token[:, None], 0.0)
+        products = tl.dot(activations, values.to(activations.dtype), input_precision="ieee")
+        summed += products * scales[None, :]
     if bias is not None:
-        more = tl.load(bias + column + output, is_output & (part == 0), 0.0)
-        summed += more.to(tl.float32)[None, :]
+        bias_values = tl.load(bias + column + output, is_output & (part == 0), 0.0)
+        summed += bias_values.to(tl.float32)[None, :]
     places = (part.to(tl.int64) * num_tokens + token[:, None]) * width + column + output[None, :]
     tl.store(out + places, summed.to(out.dtype.element_ty), is_token[:, None] & is_output[None, :])
 

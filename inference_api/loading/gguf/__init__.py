@@ -18,7 +18,7 @@ SUFFIX, NVFP4 = ".gguf", "NVFP4"
 # Bits of the kernels' blocks that hold values of these types unchanged; see `gguf.blocks`.
 KEPT_BITS: Mapping[str, Bits] = {"Q4_0": 4, **FILE_BITS}  # forms of fewer than 8 bits
 BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, **KEPT_BITS}
-TYPES = frozenset((*FLOATS, *BLOCK_BITS, "TQ1_0", "TQ2_0"))  # that can be converted to floats
+TYPES = frozenset((*FLOATS, *BLOCK_BITS, "TQ1_0", "TQ2_0"))  # types that can be converted to floats
 IN_HALVES = " in halves"  # follows the type of a matrix that is stored as two tensors
 
 

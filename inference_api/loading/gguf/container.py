@@ -20,7 +20,7 @@ MAX_VALUES = 4_000_000  # in all lists of metadata together
 MAX_HEADER_BYTES = 64 * 1024**2  # size of metadata and the list of tensors
 MAX_ENTRIES = 20_000  # entries of metadata; also the limit of tensors
 MAX_DIMENSIONS = 4
-SHOWN_CHARS = 100  # of a name, in messages
+SHOWN_CHARS = 100  # characters of a name in messages
 BUFFER_BYTES = 1024**2
 
 _TYPES = {GGMLQuantizationType[name] for name in TYPES}
@@ -53,7 +53,7 @@ class FileTensor(NamedTuple):
         return data.view(_DTYPES.get(self.kind, np.uint8)).reshape(*self.shape[:-1], -1)
 
 
-class Container(NamedTuple):
+class GgufContents(NamedTuple):
     """The contents of a file, by name."""
 
     metadata: dict[str, Any]
@@ -79,7 +79,7 @@ class Container(NamedTuple):
             )
 
 
-def read_container(path: Path) -> Container:
+def read_container(path: Path) -> GgufContents:
     """Returns the contents of a file. Raises Unreadable, OSError, and ValueError or LookupError if
     it is damaged."""
     with path.open("rb", buffering=BUFFER_BYTES) as stream:
@@ -105,7 +105,7 @@ def read_container(path: Path) -> Container:
     placed = {each.name: each._replace(begin=begin + each.begin) for each in tensors}
     if len(metadata) < num_entries or len(placed) < num_tensors:
         raise ValueError("two entries or tensors of the same name")
-    return Container(metadata, placed, begin, alignment)
+    return GgufContents(metadata, placed, begin, alignment)
 
 
 class _Header:

@@ -107,9 +107,9 @@ def read_packed(
         memory = mapped(file.fileno(), layout.file_bytes)
     identity = _identity(state)
     if identity not in checked:
-        found = _crcs(layout, memory, pause)
-        for each, crc, is_now in zip(layout.tensors, crcs, found, strict=True):
-            if crc != is_now:
+        actual = _crcs(layout, memory, pause)
+        for each, crc, actual_crc in zip(layout.tensors, crcs, actual, strict=True):
+            if crc != actual_crc:
                 raise UnusablePackedFile(f"{each.name} does not match its checksum", each.begin)
         checked.add(identity)
     else:

@@ -49,8 +49,8 @@ class PackedFolder:
 
     def has(self, model: PackedModel) -> bool:
         """Returns whether the weights in their present state are packed. Raises StartupError."""
-        known = [each for file in model.files if (each := self._sources.known_hash(file))]
-        return len(known) == len(model.files) and self._path(_key(model, known)).exists()
+        hashes = [each for file in model.files if (each := self._sources.known_hash(file))]
+        return len(hashes) == len(model.files) and self._path(_key(model, hashes)).exists()
 
     def load(self, model: PackedModel, packing: Packing) -> Parameters:
         """Load the weights, after packing them if needed.
@@ -85,14 +85,14 @@ class PackedFolder:
         path = self._path(key)
         if path.exists():
             try:
-                return self._brought(model, key)
+                return self._mapped_file(model, key)
             except UnusablePackedFile as fault:
                 logger.warning("%s: %s; %s is packed anew", path, fault, model.name)
                 path.unlink(missing_ok=True)
         self._pack(model, key)
-        return self._brought(model, key)
+        return self._mapped_file(model, key)
 
-    def _brought(self, model: PackedModel, key: str) -> mmap.mmap:
+    def _mapped_file(self, model: PackedModel, key: str) -> mmap.mmap:
         return read_packed(self._path(key), key, model.layout, self._checked, self._pause)
 
     def _pack(self, model: PackedModel, key: str) -> None:

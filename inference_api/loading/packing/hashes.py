@@ -30,17 +30,17 @@ class SourceHashes:
     def known_hash(self, file: Path) -> str | None:
         """Returns the hash if the file was hashed in its present state. Raises StartupError."""
         try:
-            found = (self._folder / (self._stamp(file) + SUFFIX)).read_text("ascii", "replace")
+            text = (self._folder / (self._stamp(file) + SUFFIX)).read_text("ascii", "replace")
         except OSError:
             return None
-        return found if HASH.fullmatch(found) else None
+        return text if HASH.fullmatch(text) else None
 
     def file_hash(self, file: Path) -> str:
         """Returns the hash. Raises StartupError if the file cannot be read or changes meanwhile,
         and OSError if the hash cannot be stored."""
-        known = self.known_hash(file)
-        if known is not None:
-            return known
+        stored = self.known_hash(file)
+        if stored is not None:
+            return stored
         stamp = self._stamp(file)
         digest = hashlib.sha256()
         with file.open("rb", buffering=0) as stream:

@@ -74,8 +74,8 @@ def with_quantisation(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
     file = folder / MODELOPT
     if raw.get("quantization_config") or not file.exists():
         return raw
-    found = read_json(file).get("quantization")
-    described = {"quant_method": "modelopt", **(found if isinstance(found, dict) else {})}
+    stored = read_json(file).get("quantization")
+    described = {"quant_method": "modelopt", **(stored if isinstance(stored, dict) else {})}
     return {**raw, "quantization_config": described}
 
 
@@ -87,9 +87,9 @@ def read_quantisation(fields: ConfigFields) -> Quantisation | None:
     method = raw.get("quant_method")
     reader = _READERS.get(method) if isinstance(method, str) else None
     if reader is None:
-        known = ", ".join(sorted(_READERS))
+        methods = ", ".join(sorted(_READERS))
         fields.refuse(
-            "quantization_config: quant_method", method, f"one of {known}, or an unquantised one"
+            "quantization_config: quant_method", method, f"one of {methods}, or an unquantised one"
         )
         return None
     return reader(_Description(fields, f"quantization_config ({method})", raw))
@@ -181,10 +181,10 @@ def _read_compressed_tensors(given: _Description) -> Quantisation | None:
     if not 1 <= len(groups.raw) <= MAX_GROUPS:
         given.refuse("config_groups", f"1 to {MAX_GROUPS} groups")
         return None
-    found = {_read_group(groups.part(name), given) for name in groups.raw}
-    if len(found) > 1:
+    kinds = {_read_group(groups.part(name), given) for name in groups.raw}
+    if len(kinds) > 1:
         given.refuse("config_groups", "groups whose weights are stored in one way")
-    return found.pop()
+    return kinds.pop()
 
 
 def _read_group(group: _Description, whole: _Description) -> Quantisation:

@@ -266,11 +266,11 @@ def _integers(
         rows = slice(first, min(first + ROWS_AT_A_TIME, outputs))
         if quantisation.form == "awq":
             per_word = formats.WORD_BITS // bits
-            some = words[:, first // per_word : -(-rows.stop // per_word)]
-            unpacked = _unpacked(some, quantisation).T[: rows.stop - first]
+            chunk = words[:, first // per_word : -(-rows.stop // per_word)]
+            unpacked = _unpacked(chunk, quantisation).T[: rows.stop - first]
         else:
-            some = words[:, rows].T if quantisation.form == "gptq" else words[rows]
-            unpacked = _unpacked(some, quantisation)[:, :inputs]
+            chunk = words[:, rows].T if quantisation.form == "gptq" else words[rows]
+            unpacked = _unpacked(chunk, quantisation)[:, :inputs]
         values[rows] = unpacked - zeros[rows].take(blocks, axis=1)
     return Numbers(kind, values)
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from inference_api.loading.checkpoint import Asked, check_all
+from inference_api.loading.checkpoint import RequestedModel, check_all
 from inference_api.loading.options import EngineOptions
 
 
 def check_one(model: Path | str, options: EngineOptions) -> list[str]:
-    return check_all([Asked(str(model), str(model), options)])
+    return check_all([RequestedModel(str(model), str(model), options)])

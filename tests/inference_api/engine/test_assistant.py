@@ -19,7 +19,7 @@ from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.packing import BITS, FLOAT_BITS
 from inference_api.loading import hardware
-from inference_api.loading.checkpoint import Asked, check_all, load_config
+from inference_api.loading.checkpoint import RequestedModel, check_all, load_config
 from inference_api.loading.layout import EMBEDDING, HEAD, parameter_forms
 from inference_api.loading.memory import GIB
 from inference_api.loading.options import EngineOptions
@@ -224,10 +224,10 @@ def test_an_assistant_of_another_model_is_refused_and_its_weights_count(
     assert weights_bytes[0] > weights_bytes[1]
     asked = (EngineOptions(dtype="float32", max_rows=3, max_seq_len=CONTEXT), str(assistant))
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: 0)
-    [counted] = check_all([Asked("m", str(folder), *asked)])
+    [counted] = check_all([RequestedModel("m", str(folder), *asked)])
     own_gib = (weights_bytes[0] - weights_bytes[1]) / GIB
     assert f"m's draft model {own_gib:.2f} GiB of weights and 0.00 GiB of KV cache" in counted
-    [fault, _] = check_all([Asked("m", str(tmp_path), *asked)])
+    [fault, _] = check_all([RequestedModel("m", str(tmp_path), *asked)])
     assert "drafts for a model with other sizes" in fault
 
 

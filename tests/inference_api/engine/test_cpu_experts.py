@@ -51,7 +51,7 @@ def scored(row: int, start: int = 0, count: int = 5) -> RowStep:
 def test_logits_are_the_same_wherever_experts_are(name: str, form: str, tiny_model: Tiny) -> None:
     """Behind a prompt of 64 tokens and a few more."""
     found = []
-    most = len(expert_layers(loaded(tiny_model, name, 0)._whole))
+    most = len(expert_layers(loaded(tiny_model, name, 0)._full_config))
     for experts in (0, 1, most):
         runner = loaded(tiny_model, name, experts, form)
         with torch.inference_mode():

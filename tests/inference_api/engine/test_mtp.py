@@ -105,7 +105,7 @@ def test_guesses_are_among_the_first_tokens(
     folder, _, _ = made("qwen3.5")
     found = []
     for least in (VOCAB_SIZE, 64):
-        monkeypatch.setattr("inference_api.engine.cpu.mtp.LEAST_GUESSED", least)
+        monkeypatch.setattr("inference_api.engine.cpu.mtp.MIN_GUESSED", least)
         runner = loaded(folder)
         read(runner, 0, PROMPT)
         found.append(logits_behind(runner, 0, len(PROMPT) - 1, PROMPT[-1]))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.cuda.panels import Panels, unpacked
-from inference_api.engine.cuda.parameters import multiply, whole
+from inference_api.engine.cuda.parameters import multiply, summed
 from inference_api.kernels.library import Kernels, PackedWeight
 from inference_api.kernels.packing import BITS, Bits
 from tests.inference_api.engine.test_torch_ops import random
@@ -50,6 +50,6 @@ def test_weights_of_two_forms_are_one_product() -> None:
 
 def test_parts_of_sums_are_added_in_their_order() -> None:
     parts = torch.tensor([[[1e8]], [[1.0]], [[-1e8]]])
-    assert whole(parts, torch.float64) == np.float32(1e8) + np.float32(1) - np.float32(1e8)
-    assert whole(parts, torch.float64).dtype == torch.float64
-    assert torch.equal(whole(parts[0], torch.float32), parts[0])
+    assert summed(parts, torch.float64) == np.float32(1e8) + np.float32(1) - np.float32(1e8)
+    assert summed(parts, torch.float64).dtype == torch.float64
+    assert torch.equal(summed(parts[0], torch.float32), parts[0])

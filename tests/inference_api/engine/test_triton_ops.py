@@ -17,7 +17,7 @@ from torch import Tensor
 from inference_api.engine.cuda.inputs import token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.ops import (
-    MOST_MULTIPLIED,
+    MAX_PRODUCT_TOKENS,
     POSITIONS,
     SLOTS,
     STEP_LINES,
@@ -275,7 +275,7 @@ def test_a_token_times_weights_has_its_own_bits() -> None:
 @all_bits
 def test_many_tokens_are_multiplied_by_widened_weights(bits: Bits) -> None:
     of, weights = both((8, 2, 3)), weights_of(bits)
-    x, bias = made(MOST_MULTIPLIED + 1, INPUTS, seed=1), made(147, seed=2)
+    x, bias = made(MAX_PRODUCT_TOKENS + 1, INPUTS, seed=1), made(147, seed=2)
     numbers = torch.cat([*map(unpacked, weights)])
     assert torch.equal(of.ours.multiply(x, weights, bias), F.linear(x, numbers, bias))
     rows = torch.tensor([74, 0, 31, 32, 33], device=DEVICE)

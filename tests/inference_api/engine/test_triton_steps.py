@@ -16,7 +16,7 @@ import torch
 
 from inference_api.engine.cuda.decoder import Decoder
 from inference_api.engine.cuda.graphs import token_sizes
-from inference_api.engine.cuda.ops import MOST_MULTIPLIED, Operations
+from inference_api.engine.cuda.ops import MAX_PRODUCT_TOKENS, Operations
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.cuda.torch_ops import TorchOps
@@ -121,7 +121,7 @@ def test_packed_weights_give_the_logits_and_caches_of_their_numbers(
 def test_a_token_has_the_same_bits_by_packed_weights_in_steps_of_any_size(loaded: Load) -> None:
     decoder = loaded(TritonRunner, ONE_LAYER, "int4").decoder
     sizes = [step.num_tokens for step in decoder._of_tokens]
-    assert sizes == token_sizes(MOST_MULTIPLIED)
+    assert sizes == token_sizes(MAX_PRODUCT_TOKENS)
     logits, (states, _) = decoder.forward(steps_of_rows())
     assert states is not None
     last = one_token(2, 41, steps_of_rows()[0].token_ids[1])

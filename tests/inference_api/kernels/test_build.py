@@ -27,7 +27,7 @@ extern "C" int hearth_is_supported(int number) { return 1; }
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The one source, of one unit. Libraries are made in `made`, and shipped in `shipped`."""
-    monkeypatch.setattr(build, "MADE", tmp_path / "made")
+    monkeypatch.setattr(build, "COMPILED", tmp_path / "made")
     monkeypatch.setattr(build, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
     monkeypatch.setattr(build, "units", lambda left_out=(): {"one": [*left_out]})
@@ -215,7 +215,7 @@ def test_without_a_writable_folder_the_message_names_it(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr(build, "MADE", tmp_path / "file" / "made")
+    monkeypatch.setattr(build, "COMPILED", tmp_path / "file" / "made")
     with pytest.raises(build.BuildFailed, match="make it writable"):
         build.library_path()
 

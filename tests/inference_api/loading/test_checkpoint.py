@@ -85,7 +85,9 @@ def test_memory_is_summed_over_all_models(
 ) -> None:
     folders = {name: tiny_model(name) for name in ("llama", "qwen2")}
     options = EngineOptions(device="cpu", max_rows=8, kv_cache_bytes=2**30)
-    asked = [checkpoint.Asked(name, str(folder), options) for name, folder in folders.items()]
+    asked = [
+        checkpoint.RequestedModel(name, str(folder), options) for name, folder in folders.items()
+    ]
     runners = {name: KernelRunner(folder, options) for name, folder in folders.items()}
     needed_bytes = sum(runner.footprint.total_bytes for runner in runners.values())
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed_bytes)
@@ -120,8 +122,8 @@ def test_a_model_and_its_draft_model_have_room_for_as_many_tokens() -> None:
 def test_faults_of_one_of_several_models_name_it(tmp_path: Path) -> None:
     options = EngineOptions(device="cpu", max_rows=1)
     asked = [
-        checkpoint.Asked("here", str(EMBEDDED_MODEL), options),
-        checkpoint.Asked("gone", str(tmp_path / "absent"), options),
+        checkpoint.RequestedModel("here", str(EMBEDDED_MODEL), options),
+        checkpoint.RequestedModel("gone", str(tmp_path / "absent"), options),
     ]
     [fault] = checkpoint.check_all(asked)
     assert fault.startswith("gone: MODEL=")
