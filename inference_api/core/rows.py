@@ -16,7 +16,6 @@ from inference_api.request import (
     Constraint,
     FinishReason,
     GenerationRequest,
-    SessionId,
     Switch,
     TokenEvent,
     TokenLogprobs,
@@ -83,10 +82,6 @@ class UserRow:
         if request.params.sampling.repetition_penalty != 1.0:
             self._prompt_ids = frozenset(request.prompt_tokens)
         self._plain_draw = self._draw_of((), None)
-
-    @property
-    def session_id(self) -> SessionId:
-        return self.request.output.session_id
 
     def resumed(self) -> "UserRow":
         """Returns a row that goes on with the request after a pause."""
@@ -274,18 +269,15 @@ class RowTable:
         self._num_admitted = 0
         self._free = deque(range(max_rows))  # the longest free row first
 
-    def has_free_row(self) -> bool:
-        return bool(self._free)
-
     def may_admit(self, request: GenerationRequest, is_sure: bool = False) -> bool:
         """Returns whether no request is paused, a row is free, and there are pages for the prompt
         and, unless a row `is_sure` for the request, SPARE_PAGES for each running row."""
-        has_row = self.has_free_row() and not self.paused
+        has_row = bool(self._free) and not self.paused
         num_spare = 0 if is_sure else SPARE_PAGES * len(self)
         return has_row and self._has_room(request, request.prompt_tokens, num_spare)
 
     def assign(self, request: GenerationRequest, max_seq_len: int, now_s: float) -> UserRow:
-        """Put a request into a free row. A row must be free: see `has_free_row`."""
+        """Put a request into a free row. A row must be free: see `may_admit`."""
         limits = max_seq_len - len(request.prompt_tokens), request.params.max_tokens
         token_limit = min(each for each in limits if each is not None)
         constraint = None if request.grammar is None else request.grammar()

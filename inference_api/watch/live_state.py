@@ -90,7 +90,7 @@ class LiveState:
         prompt_tokens = len(row.request.prompt_tokens)
         model = {"model": row.request.model} if len(self.backend.served) > 1 else {}
         return model | {
-            "session_id": row.session_id,
+            "session_id": row.request.output.session_id,
             "request_id": caller and caller.request_id,
             "team_id": caller and caller.team_id,
             "phase": _phase(row),

@@ -226,20 +226,21 @@ class Loop:
             self.num_accepted += len(kept) - 1
         for row in self.rows.busy():
             if row.finish_reason is not None:
-                self.said[row.session_id] = row.generated
+                self.said[row.request.output.session_id] = row.generated
                 self.rows.free(row)
 
     def run(self, waiting: Sequence[GenerationRequest], hang_up_after: int = 0) -> "Loop":
         """Until all are done; of every fifth only so many steps, where that is said."""
         queue, age = list(waiting), dict[str, int]()
         while queue or len(self.rows):
-            while queue and self.rows.has_free_row():
+            while queue and len(self.rows) < len(self.rows.users):
                 self.rows.assign(queue.pop(0), CONTEXT, float(-len(queue)))
             self.step()
             for row in self.rows.busy():
-                age[row.session_id] = age.get(row.session_id, 0) + 1
-                is_fifth = int(row.session_id) % 5 == 4
-                if hang_up_after and is_fifth and age[row.session_id] > hang_up_after:
+                session_id = row.request.output.session_id
+                age[session_id] = age.get(session_id, 0) + 1
+                is_fifth = int(session_id) % 5 == 4
+                if hang_up_after and is_fifth and age[session_id] > hang_up_after:
                     self.rows.free(row)
         return self
 

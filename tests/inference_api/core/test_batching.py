@@ -30,7 +30,7 @@ def loop() -> Loop:
 
 
 def running(loop: Loop) -> list[str]:
-    return [str(row.session_id) for row in loop.backend.users if row is not None]
+    return [str(row.request.output.session_id) for row in loop.backend.users if row is not None]
 
 
 @pytest.mark.parametrize(

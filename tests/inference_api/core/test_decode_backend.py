@@ -285,7 +285,7 @@ def test_cancelled_and_failed_requests_of_all_models_leave_their_rows() -> None:
     loop.step()
     loop.cancel(cancelled)
     loop.step()
-    assert [user and user.session_id for user in loop.backend.users] == [running.session_id, None]
+    assert [user and user.request.output for user in loop.backend.users] == [running, None]
     loop.backend._fail(RuntimeError("of this test"))
     assert loop.backend.users == [None, None]
     assert drained(running)[1] is FinishReason.ERROR
