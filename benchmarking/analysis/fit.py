@@ -40,6 +40,10 @@ class Line:
     y: tuple[float, ...]
     residuals: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if not 0 < len(self.x) == len(self.y) == len(self.residuals):
+            raise ValueError("x, y and residuals: give as many of each, and one at least")
+
     def at(self, x: float) -> float:
         return self.intercept.value + self.slope.value * x
 

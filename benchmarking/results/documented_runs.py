@@ -11,16 +11,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from benchmarking.errors import InvalidResults
+from benchmarking.errors import InvalidResults, unreadable
 from benchmarking.records import (
     Environment,
     RequestError,
     RequestRecord,
     RowRecord,
     Run,
-    ServerUsage,
     Workload,
 )
 from benchmarking.results.responses import CLOCK_FORMAT, SERVER_KEYS, Response
@@ -28,7 +27,7 @@ from benchmarking.results.result_files import SUMMARY, RowResult, read_rows
 from benchmarking.run_files import RUN_FILE
 
 DAY_S = timedelta(days=1).total_seconds()
-_LOAD = TypeAdapter(Workload)
+_LOAD, _RECORD = TypeAdapter(Workload), TypeAdapter(RequestRecord)
 UNKNOWN = Environment("unknown", {}, (), "unknown", "unknown")
 
 
@@ -40,6 +39,8 @@ def imported_run(folder: Path) -> Run:
             of_row = _records(number, result)
             rows.append(_row(result, of_row))
             started.append(datetime.fromtimestamp(rows[-1].timestamp).astimezone())
+        except ValidationError as error:
+            raise unreadable(folder / result.stem, error) from error
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
             raise InvalidResults(f"{folder / result.stem}: {error!r} in its files") from error
         records += of_row
@@ -103,28 +104,28 @@ def _record(
     took_s = response.get("client_end_to_end_latency_s") or 0.0
     code = response.get("error_code")
     gaps_s = response.get("client_inter_token_latencies_s", [])
-    return RequestRecord(
-        row=number,
-        index=index,
-        model=model,
-        prompt_name=str(response.get("prompt_name", "")),
-        scheduled_s=sent_s,
-        sent_s=sent_s,
-        end_s=sent_s + took_s,
-        chunk_s=tuple(accumulate(gaps_s, initial=sent_s))[1:],
-        prompt_tokens=response.get("number_input_tokens"),
-        completion_tokens=response.get("number_output_tokens"),
-        usage=None if code else _usage(response),
-        error=RequestError(str(code), str(response.get("error_msg", ""))) if code else None,
-    )
+    record = {
+        "row": number,
+        "index": index,
+        "model": model,
+        "prompt_name": str(response.get("prompt_name", "")),
+        "scheduled_s": sent_s,
+        "sent_s": sent_s,
+        "end_s": sent_s + took_s,
+        "chunk_s": tuple(accumulate(gaps_s, initial=sent_s))[1:],
+        "prompt_tokens": response.get("number_input_tokens"),
+        "completion_tokens": response.get("number_output_tokens"),
+        "usage": None if code else _usage(response),
+        "error": RequestError(str(code), str(response.get("error_msg", ""))) if code else None,
+    }
+    return _RECORD.validate_python(record)
 
 
-def _usage(response: Response) -> ServerUsage:
-    return ServerUsage(
-        **{name: response.get(key) for key, name in SERVER_KEYS.items()},
-        tokens_per_step=response.get("tokens_per_step"),
-        acceptance_by_depth=tuple(response.get("acceptance_by_depth") or ()),
-    )
+def _usage(response: Response) -> dict[str, Any]:
+    return {name: response.get(key) for key, name in SERVER_KEYS.items()} | {
+        "tokens_per_step": response.get("tokens_per_step"),
+        "acceptance_by_depth": response.get("acceptance_by_depth") or (),
+    }
 
 
 def _sent_s(responses: Sequence[Response]) -> list[float]:

@@ -204,6 +204,17 @@ def test_whatever_another_client_wrote_is_read_or_refused(
             run_metrics(imported_run(folder))
 
 
+@pytest.mark.parametrize("value", [[], "much", 1e300, -1])
+def test_an_impossible_figure_of_another_client_is_refused_by_its_field(
+    tmp_path: Path, value: Any
+) -> None:
+    write_other_clients_files(tmp_path)
+    path = tmp_path / f"{STEM}_individual_responses.json"
+    path.write_text(json.dumps([ANSWERED | {"acceptance_rate": value}]))
+    with pytest.raises(InvalidResults, match=rf"{STEM}: usage.acceptance_rate: is .*; give"):
+        imported_run(tmp_path)
+
+
 def sheet_of(path: Path) -> list[tuple[Any, ...]]:
     return list(openpyxl.load_workbook(path)["Sheet1"].values)
 
