@@ -221,7 +221,8 @@ def least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, Flo
 
 
 def drift(loops: Sequence[Loop]) -> float:
-    """Returns the relative scatter between rows of equal load, beyond the scatter within rows."""
+    """Returns the relative scatter between rows of equal load, beyond the scatter within rows; at
+    most 1, the largest that the optimizer takes."""
     by_load: defaultdict[tuple[int, int], list[Loop]] = defaultdict(list)
     for loop in loops:
         by_load[(loop.users, round(loop.work_tokens))].append(loop)
@@ -232,4 +233,4 @@ def drift(loops: Sequence[Loop]) -> float:
             errors = [(row.e2e_error_ms / row.e2e_ms) ** 2 for row in rows]
             relative = float(token_ms.var(ddof=1)) / float(token_ms.mean()) ** 2
             excess.append(relative - fmean(errors))
-    return max(fmean(excess), 0.0) ** 0.5 if excess else 0.0
+    return min(max(fmean(excess), 0.0) ** 0.5, 1.0) if excess else 0.0

@@ -176,15 +176,19 @@ def test_prompts_of_one_length_leave_the_overhead_unknown() -> None:
     assert "outside of steps unknown" in curve.line()
 
 
-def test_rows_of_one_load_that_differ_are_the_machines_own_drift() -> None:
+@pytest.mark.parametrize(("slowness", "error"), [(1.2, 0.12), (20.0, 1.0)])
+def test_rows_of_one_load_that_differ_are_the_machines_own_drift(
+    slowness: float, error: float
+) -> None:
     loads = [SHAPE.at_concurrency(users, 20) for users in (1, 2, 4)] * 2
-    slower = replace(SERVER, step_s=1.2 * SERVER.step_s, row_s=1.2 * SERVER.row_s)
+    slower = replace(SERVER, step_s=slowness * SERVER.step_s, row_s=slowness * SERVER.row_s)
     run = simulated(loads[:3], 1, SERVER)
     again = simulated(loads[3:], 2, slower)
     points = [*load_points(run), *load_points(again)]
     found = fit_closed_loops(points, 32)
     assert found is not None
-    assert found.speed_error == pytest.approx(0.12, abs=0.03)
+    assert found.speed_error == pytest.approx(error, abs=0.03)
+    assert found.speed_error <= 1  # as the optimizer demands
 
 
 def test_few_users_or_only_open_loops_make_no_curve() -> None:
