@@ -18,6 +18,7 @@ ADVISORY = frozenset(
         "length_penalty",
         "metadata",
         "mm_processor_kwargs",
+        "mode",
         "models",
         "prediction",
         "prompt_cache_key",

@@ -23,17 +23,20 @@ def kinds() -> Iterator[tuple[str, type[Body]]]:
 
 
 KINDS = dict(kinds())
-# What clients of llama.cpp, Ollama, SGLang, TGI, Groq, OpenRouter, Mistral and others send.
+# What clients of llama.cpp, text-generation-webui, KoboldCpp, Ollama, SGLang, TGI, Groq,
+# OpenRouter, Mistral and others send.
 OF_OTHER_SERVERS = """
-    adapter_id backend_sampling cache_prompt compound_custom continue_
-    custom_params do_sample dry_base dynatemp_range ebnf enable_search encoder_repetition_penalty
-    format grammar id_slot incremental_output input_ids keep_alive logit_bias_exp lora_path
-    mirostat mirostat_tau models n_keep n_predict n_probs no_repeat_ngram_size num_ctx options
-    parse_tool_calls penalty_alpha plugins prompt_mode provider random_seed raw reasoning_budget
-    reasoning_format regex repeat_last_n repetition_decay repetition_penalty_range return_progress
-    rid safe_prompt samplers search_options separate_reasoning stop_regex stream_reasoning
-    temperature_last tfs_z think thinking_budget timings_per_token top_n_sigma top_n_tokens
-    transforms typ_p typical_p usage xtc_threshold
+    adapter_id auto_max_new_tokens backend_sampling banned_tokens bot_name cache_prompt
+    character compound_custom context continue_ custom_params custom_token_bans do_sample
+    dry_base dynatemp_range ebnf enable_search encoder_repetition_penalty format grammar id_slot
+    incremental_output input_ids instruction_template keep_alive logit_bias_exp lora_path
+    max_context_length memory mirostat mirostat_tau mode models n_keep n_predict n_probs name1
+    name2 no_repeat_ngram_size num_ctx options parse_tool_calls penalty_alpha plugins
+    prompt_mode provider random_seed raw reasoning_budget reasoning_format regex rep_pen
+    rep_pen_range repeat_last_n repetition_decay repetition_penalty_range return_progress rid
+    safe_prompt sampler_order samplers search_options separate_reasoning stop_regex
+    stream_reasoning temperature_last tfs_z think thinking_budget timings_per_token top_n_sigma
+    top_n_tokens transforms typ_p typical_p usage xtc_threshold
 """
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
