@@ -21,10 +21,10 @@ SERVE_EXTRAS := serve$(if $(NVIDIA),$(shell echo ,)cuda)
 
 serve:
 	@$(MAKE) --silent --jobs=2 $(if $(BUNDLE),$(VENV)/router.stamp,$(VENV)/serve.stamp) kernels-if-possible
-	$(BIN)/python scripts/serve.py
+	$(BIN)/hearth serve
 
 mock: $(VENV)/serve.stamp
-	$(BIN)/python scripts/serve.py --mock
+	$(BIN)/hearth serve --mock
 
 # The table of CONTRIBUTING.md.
 help:

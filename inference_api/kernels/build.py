@@ -363,3 +363,5 @@ if __name__ == "__main__":
         main()
     except BuildFailed as failure:
         sys.exit(f"The kernels cannot be built: {failure}.")
+    except KeyboardInterrupt:
+        sys.exit("The kernels were not built, because of Ctrl-C.")

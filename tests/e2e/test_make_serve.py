@@ -17,7 +17,7 @@ import requests
 from lab.kit.servers import ROOT, TIMEOUT_S, environment, eventually
 from tests.ports import free_ports
 
-SCRIPT = (sys.executable, "scripts/serve.py")
+SCRIPT = (sys.executable, "-m", "scripts.hearth", "serve")
 
 
 class Stack:

@@ -2,6 +2,8 @@
 
 import os
 import platform
+import signal
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from inference_api.errors import StartupError
 from inference_api.kernels import build, library
+from lab.kit.servers import ROOT, environment
 
 # A library that says it has two variants, or one.
 SAYS_HOW_MANY = """
@@ -92,6 +95,30 @@ def test_faulty_sources_are_reported_and_leave_nothing(source: Path, tmp_path: P
     with pytest.raises(build.BuildFailed, match="nonsense"):
         build.library_path()
     assert not list((tmp_path / "made").iterdir())
+
+
+def test_ctrl_c_while_it_compiles_prints_one_line(tmp_path: Path) -> None:
+    begun, compiler = tmp_path / "begun", tmp_path / build.COMPILERS[0]
+    os.mkfifo(begun)
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec echo 1\necho > {begun}; exec sleep 600'
+    )
+    compiler.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", build.__name__],
+        cwd=ROOT,
+        env=environment(PATH=f"{tmp_path}:{os.environ['PATH']}"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        # Tests run in the background of a shell inherit that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with begun.open():
+        os.killpg(process.pid, signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (1, "The kernels were not built, because of Ctrl-C.\n")
 
 
 @pytest.mark.parametrize(
