@@ -1,6 +1,7 @@
 """For all tests: no setting of the surrounding shell, and a real Redis where one is needed."""
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -155,7 +156,16 @@ def pytest_collection() -> Generator[None, object, object]:
     result = yield
     gc.freeze()
     gc.enable()
+    _let_torch_propagate()
     return result
+
+
+def _let_torch_propagate() -> None:
+    """Pytest adds its handlers to each logger that does not propagate, three times in each test,
+    and fifty of torch's do not."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
+            logger.propagate = True
 
 
 @cache
