@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 
 from common.addresses import LOCAL, REDIS, BaseUrl, HttpUrl, Origins, Words
 from common.faults import setting_faults
+from common.files import append_whole
 from common.logs import LogFormat, LogLevel
 from common.paths import UserFile, UserPath
 from common.startup import EnvironmentSettings
@@ -27,6 +28,14 @@ MIN_SECRET_BYTES = 32
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+def _writable(path: Path) -> Path:
+    try:
+        append_whole(path, b"")
+    except OSError as error:
+        raise ValueError(f"cannot be written ({error.strerror}); name a file that can") from None
+    return path
 
 
 class Settings(EnvironmentSettings):
@@ -82,7 +91,9 @@ class Settings(EnvironmentSettings):
     policy_file: UserFile | None = None
     redis_url: Annotated[SecretStr, REDIS] | None = None
 
-    audit_file: UserPath | None = None  # None: standard output
+    audit_file: Annotated[UserPath, AfterValidator(_writable)] | None = (
+        None  # None: standard output
+    )
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
 

@@ -144,3 +144,11 @@ def test_example_files_are_good() -> None:
     assert parse_routes((deploy / "routes.example.yaml").read_text()).of("chat")
     policy = parse_policy((deploy / "policy.example.yaml").read_text())
     assert policy.for_team("students").max_concurrent == 1
+
+
+def test_an_audit_file_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (tmp_path, tmp_path / "none" / "audit.jsonl"):
+        fault = faults(monkeypatch, JWT_SECRET=SECRET, AUDIT_FILE=str(path))
+        assert f"AUDIT_FILE='{path}': cannot be written" in fault
