@@ -127,7 +127,7 @@ def running_cluster(
             eventually(upstreams.exists, every_s=0.1)
             with running_proxy(
                 folder, "", metrics_port=metrics_port, UPSTREAMS_FILE=str(upstreams),
-                CLUSTER_URL=url,
+                CLUSTER_URL=url, QUEUE_TIMEOUT=f"{TIMEOUT_S:g}", QUEUE_SIZE="1000",
             ) as proxy:  # fmt: skip
                 yield Cluster(url, folder, process), proxy
     finally:

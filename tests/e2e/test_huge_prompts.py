@@ -127,12 +127,14 @@ def test_huge_prompts_are_refused_while_a_stream_goes_on(
     assert cost.growth_bytes < MAX_GROWTH_BYTES
 
 
+TURN = "<|user|>\n%s</s>\n"  # what the model's template makes of a message
+TURN_BYTES = (CONTEXT_BYTES - len("<s><|assistant|>\n")) // 1024
 WORST = {
     "digits": ("/inference", {"text": "9" * CONTEXT_BYTES}),
     "look-alikes": ("/predictions/hearth-tiny", {"text": "<s>" * (CONTEXT_BYTES // 3)}),
     "messages": (
         "/v1/tokenize",
-        {"messages": 2048 * [{"role": "user", "content": "9" * (CONTEXT_BYTES // 2048)}]},
+        {"messages": 1024 * [{"role": "user", "content": "9" * (TURN_BYTES - len(TURN % ""))}]},
     ),
 }
 
