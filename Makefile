@@ -30,11 +30,11 @@ mock: $(VENV)/serve.stamp
 help:
 	@sed -n 's/^| `\(make [^|]*\)` | \(.*\) | .*/\1: \2/p' CONTRIBUTING.md | sed 's/`//g; s/\[\([^]]*\)\]([^)]*)/\1/g'
 
-# Six workers, on two cores, since tests often wait for servers: each takes whole files, so that what
+# Four workers, on two cores, since tests often wait for servers: each takes whole files, so that what
 # shares a server stays together, slow ones first, those that compute beside those that wait.
 # OpenMP's threads would spin for the core of another worker: there is one, and where a test wants two,
 # they sleep.
-WORKERS ?= 6
+WORKERS ?= 4
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --workers $(WORKERS)
 
 # With `make -j2 test` the checks run beside the tests.

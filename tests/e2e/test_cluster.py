@@ -128,6 +128,7 @@ def running_cluster(
             with running_proxy(
                 folder, "", metrics_port=metrics_port, UPSTREAMS_FILE=str(upstreams),
                 CLUSTER_URL=url, QUEUE_TIMEOUT=f"{TIMEOUT_S:g}", QUEUE_SIZE="1000",
+                CONNECT_TIMEOUT=f"{TIMEOUT_S:g}",
             ) as proxy:  # fmt: skip
                 yield Cluster(url, folder, process), proxy
     finally:
