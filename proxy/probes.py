@@ -8,6 +8,7 @@ import json
 import logging
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -95,6 +96,11 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints a traceback, but not of a client that is silent or has left."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _QuietHandler(WSGIRequestHandler):
