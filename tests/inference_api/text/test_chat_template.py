@@ -10,8 +10,8 @@ import pytest
 
 from inference_api.errors import InvalidRequest, StartupError
 from inference_api.settings import EMBEDDED_MODEL
-from inference_api.text import chat_template
-from inference_api.text.chat_prompts import NO_EXTRAS, plain_chat_prompt, template_of
+from inference_api.text import bounded_jinja
+from inference_api.text.chat_prompts import NO_EXTRAS, Extras, plain_chat_prompt, template_of
 from inference_api.text.chat_template import SIMPLEST, ChatTemplate
 from inference_api.text.tokenizer_config import read_tokenizer
 from inference_api.text.tokens import load_tokenizer
@@ -98,7 +98,7 @@ def test_template_that_breaks_on_one_turn_is_a_fault(folder: Folder, template: s
 def test_template_that_does_not_end_is_a_fault_and_later_the_clients(
     folder: Folder, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_template, "MAX_TURNS", 10_000)
+    monkeypatch.setattr(bounded_jinja, "MAX_TURNS", 10_000)
     assert "cannot render one message of a user (RendersTooMuch: takes " in fault(folder(template))
     later = f"{{% if messages[0].content == 'long' %}}{template}{{% endif %}}"
     tokenizer = load_tokenizer(folder(later), frozenset())
@@ -158,7 +158,7 @@ AMPLIFIERS = {
 def test_a_template_makes_a_bounded_text_of_any_messages(
     folder: Folder, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_template, "MAX_CHARS", 200_000)
+    monkeypatch.setattr(bounded_jinja, "MAX_CHARS", 200_000)
     template = template.replace("CONSTANT", 2000 * "c")
     later = f"{{% if messages | length > 9 %}}{template}{{% else %}}{{{{ messages }}}}{{% endif %}}"
     tokenizer = load_tokenizer(folder(later), frozenset())
@@ -172,6 +172,15 @@ def test_a_template_makes_a_bounded_text_of_any_messages(
         assert tracemalloc.get_traced_memory()[1] < 8_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_no_option_of_a_request_takes_the_place_of_the_bounds(folder: Folder) -> None:
+    tokenizer = load_tokenizer(
+        folder("{% for m in messages %}{{ m.content }}{% endfor %}"), frozenset()
+    )
+    options = Extras(options={bounded_jinja.ALLOWANCE: 1})
+    plain, bounded = (tokenizer.encode_chat(SIMPLEST, each) for each in (NO_EXTRAS, options))
+    assert bounded == plain
 
 
 def test_several_templates_without_a_default_are_a_fault(folder: Folder) -> None:
