@@ -15,17 +15,16 @@ import argparse
 import hashlib
 import importlib.util
 import logging
-import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common.files import whole_file
+from inference_api.kernels.compilers import TIMEOUT_S, BuildFailed, run_all
 from inference_api.shipped_files import CACHE
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,6 @@ COMPILED = CACHE / "kernels"  # libraries compiled here
 SHIPPED = SOURCES.parent / "built"
 COMPILERS = ("g++", "clang++", "c++")
 OLDEST_GLIBC = "2.17"  # the version that zig links for, as manylinux2014 requires
-TIMEOUT_S = 900  # zig first compiles its own standard library
 MAX_BUILDS = 4  # builds to keep, for checkouts and compilers that take turns
 
 FLAGS = (
@@ -93,10 +91,6 @@ MACHINES: Mapping[str, Mapping[str, Sequence[str]]] = {
 MACHINE = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
 TILES = ("variant_amx", "variant_i8mm")  # variants that multiply whole tiles
 PROCESSOR = Path("/proc/cpuinfo")
-
-
-class BuildFailed(Exception):
-    """The library could not be built; the message says why and what to do."""
 
 
 def library_path() -> Path:
@@ -236,7 +230,7 @@ def compile_units(
         ]
         for unit in longest_first
     }
-    _run([[*command, str(target)] for target, command in commands.items()])
+    run_all([[*command, str(target)] for target, command in commands.items()])
     return list(commands)
 
 
@@ -249,7 +243,7 @@ def link(
 ) -> None:
     """Link `objects` into `target`. Raises BuildFailed."""
     kind = ["-shared"] if shared else []
-    _run([[*compiler, *flags, *kind, *map(str, objects), "-o", str(target)]])
+    run_all([[*compiler, *flags, *kind, *map(str, objects), "-o", str(target)]])
 
 
 def library_stem(units: Mapping[str, Sequence[str]], machine: str = MACHINE) -> str:
@@ -303,35 +297,6 @@ def _version(compiler: Sequence[str]) -> str:
 
 def _modified_ns(built: Path) -> int:
     return built.stat().st_mtime_ns
-
-
-def _run(commands: Sequence[list[str]]) -> None:
-    """Run all commands, starting them in order, one on each core. Raises BuildFailed."""
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
-        failures = [failure for failure in threads.map(_failure, commands) if failure]
-    if failures:
-        raise BuildFailed(failures[0])
-
-
-def _failure(command: list[str]) -> str:
-    """Run `command`. Returns why it failed; empty if it did not."""
-    try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return f"compiling took more than {TIMEOUT_S} s; try again when the machine is less busy"
-    if done.returncode == 0:
-        return ""
-    return (
-        f"the compiler failed; use GCC 11, Clang 12 or newer. {' '.join(command)}: "
-        f"{done.stdout.strip()[-2000:]}"
-    )
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference_api.errors import StartupError
-from inference_api.kernels.build import BuildFailed, compiled, library_path, units_here
+from inference_api.kernels.build import compiled, library_path, units_here
+from inference_api.kernels.compilers import BuildFailed
 from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.packing import (
     CACHE_DTYPES,

@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from inference_api.kernels.build import FLAGS, MACHINES, BuildFailed, compile_units, link, zig
+from inference_api.kernels.build import FLAGS, MACHINES, compile_units, link, zig
+from inference_api.kernels.compilers import BuildFailed
 
 MACHINE = "aarch64"
 EMULATOR = "qemu-aarch64-static"

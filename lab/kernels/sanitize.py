@@ -13,12 +13,12 @@ from pathlib import Path
 
 from inference_api.kernels.build import (
     FLAGS,
-    BuildFailed,
     compile_units,
     find_compiler,
     link,
     units,
 )
+from inference_api.kernels.compilers import BuildFailed
 
 AS_SHIPPED = ""
 SANITIZERS = (AS_SHIPPED, "address,undefined", "thread")

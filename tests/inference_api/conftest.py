@@ -9,7 +9,8 @@ import torch
 
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.kernel_runner import KernelRunner
-from inference_api.kernels.build import BuildFailed, compiled, units_of_tests
+from inference_api.kernels.build import compiled, units_of_tests
+from inference_api.kernels.compilers import BuildFailed
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import place_own_pages
 from tests.inference_api.engine.tiny_models import CONTEXT, folder_of

@@ -15,7 +15,7 @@ from inference_api.engine.devices import check_memory, make_runner, share_memory
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
 from inference_api.kernels import library
-from inference_api.kernels.build import BuildFailed
+from inference_api.kernels.compilers import BuildFailed
 from inference_api.kernels.library import PORTABLE, Kernels
 from inference_api.kernels.packing import MAX_HEAD_DIM
 from inference_api.loading import hardware
