@@ -2,8 +2,8 @@
 
 Each role includes the one before it. Every valid token has `team`, which may generate. `viewer` may
 also read state, metrics and other teams' ids, and ask questions that change nothing, whatever their
-method. `operator` may make changes. A route without a line is the operator's, so a new route is
-closed until a line opens it; `tests/proxy/test_access.py` names those without one.
+method. `operator` may make changes: every route without a line is the operator's. So a new route is
+closed until a line opens it.
 
 Pure functions; any thread.
 """
@@ -107,43 +107,6 @@ LINES: Mapping[Role, str] = {
         GET /weights/sessions/{session_id}
         POST /weights/sessions/{session_id}/partition
     """,
-    Role.OPERATOR: """
-        POST /drain
-        POST /bundle/load/{name}
-        POST /bundle/unload/{name}
-        POST /bundle/validate
-        POST /pipeline/split
-        POST /pipeline/measure
-        PUT /state
-        POST /optimize
-        POST /optimizeOne
-        GET /applyAllocation
-        POST /setAccelerators
-        POST /addAccelerator
-        GET /removeAccelerator/{name}
-        POST /setCapacities
-        POST /setCapacity
-        GET /removeCapacity/{name}
-        POST /setModels
-        GET /addModel/{name}
-        GET /removeModel/{name}
-        POST /addModelAcceleratorPerf
-        GET /removeModelAcceleratorPerf/{names}
-        POST /setServiceClasses
-        GET /addServiceClass/{names}
-        GET /removeServiceClass/{name}
-        POST /addServiceClassModelTargets
-        GET /removeServiceClassModelTarget/{names}
-        POST /setServers
-        POST /addServer
-        GET /removeServer/{name}
-        POST /weights_update
-        POST /weights_gen
-        POST /weights_update_delete
-        POST /weights_log
-        DELETE /weights/sessions/{session_id}
-        POST /weights/sessions/{session_id}/observations
-    """,
 }
 ROLE_BY_ROUTE: Mapping[str, Role] = {
     line.strip(): role for role, lines in LINES.items() for line in lines.strip().splitlines()
@@ -188,7 +151,8 @@ def _decoded(raw: str) -> str:
 
 
 def needed_role(method: str, path: str) -> Role:
-    """Returns the least role that may use a plain path: the highest role of matching lines."""
+    """Returns the least role that may use a plain path: the highest role of matching lines, or the
+    operator's if none matches."""
     find = _needed_role if len(path) <= MAX_CACHED_CHARS else _needed_role.__wrapped__
     return find(method, path)
 
