@@ -89,10 +89,10 @@ def ask(
         if body is not None:
             sent = json.dumps(body, allow_nan=False).encode()
             all_headers["Content-Type"] = "application/json"
-        with _connected(parts, bounds) as connection:
+        with connected(parts, bounds) as connection:
             connection.request(verb, path, sent, all_headers)
             with connection.getresponse() as response:
-                body = _body_of(response, bounds.max_bytes)
+                body = body_of(response, bounds.max_bytes)
                 return Fetched(response.status, body, response.getheader("Location", ""))
     except (HTTPException, OSError, ValueError) as error:
         kind = FetchLate if isinstance(error, TimeoutError) else FetchFailed
@@ -100,9 +100,12 @@ def ask(
 
 
 @contextmanager
-def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[HTTPConnection]:
+def connected(
+    parts: SplitResult, bounds: FetchBounds, tls: ssl.SSLContext | None = None
+) -> Iterator[HTTPConnection]:
     """Opens a connection that ends in time: another thread shuts it down, because a socket's own
-    timeout begins anew with each byte. Raises TimeoutError."""
+    timeout begins anew with each byte. `tls` is for servers of an authority of their own. Raises
+    OSError, of which TimeoutError is one."""
     host = parts.hostname or ""
     is_tls = parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)
@@ -117,7 +120,7 @@ def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[HTTPConnecti
         watchdog.daemon = True
         watchdog.start()
         try:
-            connection.sock = _secured(plain, host) if is_tls else plain
+            connection.sock = _secured(plain, host, tls or _public_tls()) if is_tls else plain
             yield connection
         finally:
             watchdog.cancel()
@@ -127,11 +130,15 @@ def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[HTTPConnecti
                 raise TimeoutError(f"took more than {bounds.read_s:g} s")
 
 
-def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:
-    context = ssl.create_default_context()  # the system's certificates, or SSL_CERT_FILE's
-    context.load_verify_locations(certifi.where())
+def _public_tls() -> ssl.SSLContext:
+    tls = ssl.create_default_context()  # the system's certificates, or SSL_CERT_FILE's
+    tls.load_verify_locations(certifi.where())
+    return tls
+
+
+def _secured(plain: socket.socket, host: str, tls: ssl.SSLContext) -> ssl.SSLSocket:
     plain.getpeername()  # raises if the peer is gone, where `wrap_socket` would leak the socket
-    return context.wrap_socket(plain, server_hostname=host)
+    return tls.wrap_socket(plain, server_hostname=host)
 
 
 def _end(watched: socket.socket) -> None:
@@ -139,7 +146,8 @@ def _end(watched: socket.socket) -> None:
         watched.shutdown(socket.SHUT_RDWR)
 
 
-def _body_of(response: HTTPResponse, max_bytes: int) -> bytes:
+def body_of(response: HTTPResponse, max_bytes: int) -> bytes:
+    """Returns a whole body. Raises ValueError if it is longer or cut short."""
     content = response.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f"has more than {max_bytes} bytes")

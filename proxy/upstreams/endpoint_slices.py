@@ -4,7 +4,6 @@ Kubernetes marks the endpoint of a pod as `terminating` before it stops the pod.
 leaves the list while the pod's preStop hook sleeps, and no request is sent to a draining pod.
 """
 
-import http.client
 import ipaddress
 import logging
 import re
@@ -12,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from http.client import HTTPResponse
 from typing import Literal
 from urllib.parse import urlencode
 
 from pydantic import AliasPath, BaseModel, Field
 
 from common.connections.hosts import host_and_port
+from common.fetch import FetchBounds, body_of
 from proxy.errors import DiscoveryFailed
 from proxy.files import validated
 from proxy.upstreams.api_server import ApiServer
@@ -28,12 +29,12 @@ log = logging.getLogger(__name__)
 
 # Length of each watch. A new list precedes each, so a lost event matters no longer than this.
 WATCH_S = 30
-SILENCE_S = WATCH_S + 10.0  # a watch that the server has not ended by then is dead
+# A watch that the server has not ended by then is dead. An event has one slice, of at most 1,000
+# endpoints; a list may have some 100,000.
+WATCH_BOUNDS = FetchBounds(connect_s=5.0, read_s=WATCH_S + 10.0, max_bytes=4 * 2**20)
+LIST_BOUNDS = FetchBounds(connect_s=5.0, read_s=30.0, max_bytes=64 * 2**20)
 MIN_TURN_S = 1.0  # least time between two lists
 MAX_PAUSE_S = 30.0  # longest pause between tries while the API server is down
-STOP_TIMEOUT_S = 5.0
-MAX_LIST_BYTES = 64 * 2**20  # about 100,000 endpoints
-MAX_EVENT_BYTES = 4 * 2**20  # one slice has at most 1,000
 
 PORT_NAME = "http"
 SERVICE_LABEL = "kubernetes.io/service-name"
@@ -111,8 +112,8 @@ class Services:
 
 
 class EndpointSlices(Discovery):
-    """Follows the slices of Services, in its own thread between `start` and `stop`. While the API
-    server is down, the last list stays."""
+    """Follows the slices of Services, in its own thread from `start` on. After `stop` it ends with
+    its request. While the API server is down, the last list stays."""
 
     def __init__(self, api: ApiServer, services: Services) -> None:
         super().__init__()
@@ -120,7 +121,6 @@ class EndpointSlices(Discovery):
         self._services = services
         self._slices: dict[str, EndpointSlice] = {}  # this object's thread only
         self._must_stop = threading.Event()
-        self._thread: threading.Thread | None = None
         self._fault = "not listed yet"
 
     @property
@@ -130,14 +130,10 @@ class EndpointSlices(Discovery):
     def start(self, on_change: Callable[[], object]) -> None:
         super().start(on_change)
         # Not earlier, because threads do not survive gunicorn's fork.
-        self._thread = threading.Thread(target=self._run, name="proxy-discovery", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="proxy-discovery", daemon=True).start()
 
     def stop(self) -> None:
         self._must_stop.set()
-        self._api.close()
-        if self._thread is not None:
-            self._thread.join(STOP_TIMEOUT_S)
 
     def _run(self) -> None:
         num_failures = 0
@@ -154,11 +150,8 @@ class EndpointSlices(Discovery):
 
     def _list(self) -> str:
         """Returns the version from which a watch continues."""
-        with self._api.get(self._services.path()) as response:
-            body = response.read(MAX_LIST_BYTES + 1)
-        if len(body) > MAX_LIST_BYTES:
-            raise DiscoveryFailed(f"the list has over {MAX_LIST_BYTES} bytes")
-        listed = SliceList.model_validate_json(body)
+        with self._api.get(self._services.path(), LIST_BOUNDS) as response:
+            listed = SliceList.model_validate_json(body_of(response, LIST_BOUNDS.max_bytes))
         self._slices = {found.name: found for found in listed.items or ()}
         self._publish()
         if self._fault:
@@ -170,7 +163,7 @@ class EndpointSlices(Discovery):
         """Follow changes until the watch ends."""
         query = self._services.path(watch=1, resourceVersion=version, timeoutSeconds=WATCH_S)
         try:
-            with self._api.get(query, SILENCE_S) as response:
+            with self._api.get(query, WATCH_BOUNDS) as response:
                 for line in _lines(response):
                     kind = Event.model_validate_json(line).type
                     if kind == "ERROR":  # usually 410 Gone: the version is too old
@@ -251,8 +244,9 @@ def _joined(first: UpstreamSpec, second: UpstreamSpec) -> UpstreamSpec:
     return replace(first, models=models)
 
 
-def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    while line := response.readline(MAX_EVENT_BYTES + 1):
-        if len(line) > MAX_EVENT_BYTES:
-            raise DiscoveryFailed(f"an event has over {MAX_EVENT_BYTES} bytes")
+def _lines(response: HTTPResponse) -> Iterator[bytes]:
+    max_bytes = WATCH_BOUNDS.max_bytes
+    while line := response.readline(max_bytes + 1):
+        if len(line) > max_bytes:
+            raise DiscoveryFailed(f"an event has over {max_bytes} bytes")
         yield line

@@ -125,8 +125,6 @@ CLIENTS = re.compile(r"^\s*(import requests|import http\.client|from urllib\.req
 # Who has another client, and why.
 OTHERS = {
     "benchmarking/load/": "measures servers, and keeps connections",
-    "proxy/upstreams/api_server.py": "watches Kubernetes",
-    "proxy/upstreams/endpoint_slices.py": "watches Kubernetes",
 }
 
 

@@ -6,6 +6,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,16 @@ from lab.kit.servers import TIMEOUT_S
 from proxy.errors import StartupError
 from proxy.proxy import create_proxy
 from proxy.settings import Settings
-from proxy.upstreams import api_server, endpoint_slices
+from proxy.upstreams import endpoint_slices
 from proxy.upstreams.api_server import ApiServer
-from proxy.upstreams.endpoint_slices import EndpointSlice, EndpointSlices, Services, specs_of
+from proxy.upstreams.endpoint_slices import (
+    LIST_BOUNDS,
+    WATCH_BOUNDS,
+    EndpointSlice,
+    EndpointSlices,
+    Services,
+    specs_of,
+)
 from tests.kubernetes_api import (
     Answer,
     Handler,
@@ -171,7 +179,7 @@ def api() -> Iterator[KubernetesApi]:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_slices, "MIN_TURN_S", 0.05)
     monkeypatch.setattr(endpoint_slices, "MAX_PAUSE_S", 0.2)
-    monkeypatch.setattr(api_server, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(endpoint_slices, "LIST_BOUNDS", replace(LIST_BOUNDS, read_s=0.5))
 
 
 class Followed:
@@ -190,8 +198,6 @@ class Followed:
 
     def close(self) -> None:
         self.discovery.stop()
-        assert self.discovery._thread is not None
-        assert not self.discovery._thread.is_alive()
 
 
 ONE, TWO = "http://10.0.0.1:7000", "http://10.0.0.2:7000"
@@ -247,7 +253,7 @@ def silent(handler: Handler) -> None:
 def test_a_watch_that_fails_is_followed_by_a_list(
     api: KubernetesApi, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_slices, "SILENCE_S", 0.3)
+    monkeypatch.setattr(endpoint_slices, "WATCH_BOUNDS", replace(WATCH_BOUNDS, read_s=0.3))
     api.put("endpointslices", slice_of(endpoint("10.0.0.1")))
     api.fail(answer, watch=True)
     with closing(Followed(api.url)) as followed:
