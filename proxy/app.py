@@ -8,11 +8,11 @@ import logging
 from functools import partial
 
 from common.addresses import is_allowed
+from common.connections.answers import answer_head, content_headers
 from common.request_ids import new_request_id
 from proxy.access.gate import origins_for
 from proxy.aside import Aside
 from proxy.audit import AuditLog, AuditRecord, Outcome
-from proxy.clients.answers import answer_head, content_headers, refusal
 from proxy.clients.client import ClientConnection
 from proxy.clients.crowd import Crowd
 from proxy.clients.exchange import Exchange
@@ -128,7 +128,7 @@ class ProxyApp:
         record.outcome = Outcome.REFUSED
         if is_recorded:
             self._audit.write(record)
-        headers, body = refusal(error, record.request_id)
+        headers, body = error.answer(record.request_id)
         return answer_head(error.status, headers, closes=True) + body
 
     async def _answer(self, exchange: Exchange) -> None:

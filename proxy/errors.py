@@ -3,10 +3,12 @@
 `visits.Visits` turns them into answers; for malformed heads, `client.ClientConnection` does.
 """
 
+import json
 from math import ceil
 
 from common import startup
-from common.errors import WireError
+from common.connections.answers import content_headers
+from common.errors import Error, MessagesError, WireError, is_of_messages, messages_error
 
 Headers = list[tuple[str, str]]
 NO_HEADERS: Headers = []  # never changed
@@ -19,6 +21,18 @@ class ProxyError(WireError):
         super().__init__(message)
         self.reason = reason or message
         self.headers = headers
+
+    def answer(
+        self, request_id: str, target: str = "", more: Headers = NO_HEADERS
+    ) -> tuple[Headers, bytes]:
+        """Returns the header fields and the body, in the format of the target's API."""
+        headers = [("X-Request-Id", request_id), *more]
+        shown: Error | MessagesError = self.body()
+        if is_of_messages(target.partition("?")[0]):
+            shown = messages_error(self.status, str(self), request_id)
+            headers.append(("request-id", request_id))
+        body = json.dumps(shown).encode()
+        return content_headers("application/json", body) + self.headers + headers, body
 
 
 class _Reasoned(ProxyError):

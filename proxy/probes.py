@@ -16,7 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from proxy.clients.answers import content_headers, phrase_of
+from common.connections.answers import content_headers, phrase_of
 from proxy.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.connections.answers import answer_head, content_headers
 from common.request_ids import new_request_id, request_id
 from proxy.access.admissions import Admissions
 from proxy.access.gate import Gate, origins_for
@@ -15,7 +16,6 @@ from proxy.access.policy import NANOS, TeamPolicy, TokenPrice
 from proxy.access.roles import Role, plain_path
 from proxy.aside import Aside
 from proxy.audit import AuditLog, AuditRecord, Outcome
-from proxy.clients.answers import answer_head, content_headers, refusal
 from proxy.clients.crowd import Crowd
 from proxy.clients.exchange import Exchange
 from proxy.clients.inbound import (
@@ -254,7 +254,7 @@ class Visits:
         if visit.has_begun_answer or error.status == 499:
             visit.exchange.client.break_off()
             return
-        headers, body = refusal(error, record.request_id, visit.exchange.head.target, visit.cors)
+        headers, body = error.answer(record.request_id, visit.exchange.head.target, visit.cors)
         visit.exchange.answer(error.status, headers, body)
 
     def _show(self, visit: Visit, page: Page) -> None:

@@ -9,13 +9,14 @@ import re
 from collections import deque
 from typing import Any
 
-import httptools
 from gunicorn.http.body import ChunkedReader
 from gunicorn.http.errors import LimitRequestHeaders, ParseException
 from gunicorn.http.message import Request
 from gunicorn.http.parser import RequestParser
 from gunicorn.http.unreader import Unreader
+from httptools import HttpParserError
 
+from common.connections.chunks import ChunkedBody
 from common.connections.hosts import host_fault
 
 MAX_HEAD_BYTES = 64 * 1024  # gunicorn's own limits, on lines and their number, come to 800 KiB
@@ -23,7 +24,6 @@ MAX_FRAMING = 2  # a chunked body may take this many times the bytes of a plain 
 PIECE_BYTES = 8 * 1024  # small, because gunicorn's reader copies the rest of a piece for each chunk
 # A bare LF does not end a head, but gunicorn refuses such a head at once.
 END_OF_HEAD = re.compile(rb"\r\n\r\n|(?<!\r)\n")
-EMPTY_HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Inbound(RequestParser):
@@ -36,7 +36,8 @@ class Inbound(RequestParser):
         self.num_body_bytes = 0  # as sent, including the framing of chunks
         self._max_body_bytes = max_body_bytes
         self._head = bytearray()
-        self._chunks: _Chunks | None = None
+        self._chunks: ChunkedBody | None = None
+        self._num_content_bytes = 0  # of a chunked body, without its framing
 
     @property
     def has_begun(self) -> bool:
@@ -57,9 +58,9 @@ class Inbound(RequestParser):
             if fault := host_fault(host, is_http_1_0=request.version == (1, 0)):
                 raise ParseException(fault)
             self.request = request
-            self.num_body_bytes = 0
+            self.num_body_bytes = self._num_content_bytes = 0
             is_chunked = isinstance(self.request.body.reader, ChunkedReader)
-            self._chunks = _Chunks() if is_chunked else None
+            self._chunks = ChunkedBody() if is_chunked else None
             data = self.unreader.take_buffered()
         self.num_body_bytes += len(data)
         self.unreader.put(data)
@@ -100,12 +101,16 @@ class Inbound(RequestParser):
 
     def _is_chunked_body_due(self, data: bytes) -> bool:
         assert self._chunks is not None
-        self._chunks.feed(data)
-        if self._chunks.are_complete:
+        try:
+            self._num_content_bytes += len(self._chunks.feed(data))
+            is_malformed = False
+        except HttpParserError:
+            is_malformed = True
+        if self._chunks.is_complete:
             return True
-        is_too_large = self._chunks.num_bytes > self._max_body_bytes
+        is_too_large = self._num_content_bytes > self._max_body_bytes
         is_mostly_framing = self.num_body_bytes > MAX_FRAMING * self._max_body_bytes + PIECE_BYTES
-        if self._chunks.are_malformed or is_too_large or is_mostly_framing:
+        if is_malformed or is_too_large or is_mostly_framing:
             self.request.force_close()
             return True
         return False
@@ -130,27 +135,3 @@ class _Received(Unreader):
         rest = super().take_buffered() + b"".join(self._pieces)
         self._pieces.clear()
         return rest
-
-
-class _Chunks:
-    """Finds the end of a chunked body, and counts its content, with httptools."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self.are_complete = self.are_malformed = False
-        self._parser = httptools.HttpRequestParser(self)
-        self._parser.feed_data(EMPTY_HEAD)
-
-    def feed(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            # An error after the body's end is about the bytes behind it, and does not count.
-            self.are_malformed = not self.are_complete
-
-    def on_body(self, data: bytes) -> None:
-        if not self.are_complete:
-            self.num_bytes += len(data)
-
-    def on_message_complete(self) -> None:
-        self.are_complete = True

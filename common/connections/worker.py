@@ -19,12 +19,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Any, ClassVar
 
 from gunicorn.http.errors import ParseException
 from gunicorn.workers.gthread import ThreadWorker
 
+from common.connections.answers import answer_head, content_headers
 from common.connections.errors import InvalidHead, RequestTimeout, TooManyConnections
 from common.connections.inbound import MAX_HEAD_BYTES
 from common.connections.readiness import polling
@@ -342,16 +342,10 @@ def polling_worker(limits: ConnectionLimits) -> type[PollingWorker]:
 
 def _refusal(error: WireError) -> bytes:
     body = json.dumps(error.body()).encode()
-    status = HTTPStatus(error.status)
-    lines = [
-        f"HTTP/1.1 {status.value} {status.phrase}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        "Connection: close",
-    ]
+    headers = content_headers("application/json", body)
     if error.retry_after_s is not None:
-        lines.append(f"Retry-After: {error.retry_after_s}")
-    return "\r\n".join([*lines, "\r\n"]).encode() + body
+        headers.append(("Retry-After", f"{error.retry_after_s}"))
+    return answer_head(error.status, headers, closes=True) + body
 
 
 def _send(sock: socket.socket, data: bytes) -> None:

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from common.connections.answers import answer_head
 from proxy.audit import Outcome
-from proxy.clients.answers import answer_head
 from proxy.clients.inbound import RequestBody
 from proxy.clients.request_head import RequestHead
 from proxy.errors import Headers

@@ -5,8 +5,8 @@ Event loop only.
 
 from collections.abc import Callable
 
+from common.connections.chunks import END_OF_CHUNKS, chunk
 from proxy.audit import AuditRecord
-from proxy.clients.answers import END_OF_CHUNKS, chunk
 from proxy.clients.event_reader import EventEnd
 from proxy.clients.exchange import Client
 from proxy.clients.usage import UsageMeter

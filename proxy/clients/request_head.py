@@ -6,6 +6,7 @@ that it accepts although two servers could read them in two ways.
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -13,6 +14,7 @@ from functools import lru_cache
 import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
+from common.connections.chunks import ChunkedBody
 from common.connections.hosts import host_fault
 from proxy.errors import BadRequest, ExpectationFailed, HeadTooLarge, ProxyError
 
@@ -20,7 +22,6 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 100
 MAX_CACHED_NAME = 64  # bytes; longer ones could fill the memory
 END_OF_HEAD = b"\r\n\r\n"
-HEAD_OF_CHUNKS = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 # Without a user, which may be there to deceive (RFC 9110, section 4.2.4), and without a fragment.
 _URL = re.compile(r"(?i:https?)://([^/?#@:][^/?#@]*)((?:[/?][^#]*)?)")
 # Fields that may come only once, because another server might believe the second one.
@@ -67,8 +68,7 @@ class RequestPart(Enum):
     """The part of a request that the next byte belongs to."""
 
     HEAD = "head"
-    SIZED_BODY = "body of a known length"
-    CHUNKED_BODY = "chunked body"
+    BODY = "body"
     NONE = "none: it is whole"
 
 
@@ -89,9 +89,8 @@ class RequestReader:
         self._num_fields = 0
         self._num_head_bytes = 0
         self._last_bytes = b""
-        self._is_chunked = False
+        self._chunks: ChunkedBody | None = None
         self._num_framing_bytes = 0  # bytes fed since a chunked body last brought content
-        self._pieces: list[bytes] = []
 
     @property
     def has_begun(self) -> bool:
@@ -100,32 +99,16 @@ class RequestReader:
     def feed(self, data: bytes) -> bytes:
         """Reads bytes. Returns those that belong to the next request. Raises ProxyError."""
         try:
-            return self._feed(data)
-        except HttpParserUpgrade:
-            return b""  # the bytes after a chunked body asked for it
+            while data and self._parser is not None:
+                data = self._feed_head(self._parser, data)
+            if data and self._chunks is not None:
+                self._feed_chunks(self._chunks, data)
+                return b""
         except HttpParserError as error:
             if isinstance(error.__context__, ProxyError):
                 raise error.__context__ from None
-            if self.part is RequestPart.NONE:  # the bytes after a chunked body are no request
-                self.has_overrun = True
-                return b""
             raise BadRequest("The request is malformed.", reason=repr(error)) from error
-
-    def _feed(self, data: bytes) -> bytes:
-        while data and self._parser is not None and self.part is RequestPart.HEAD:
-            data = self._feed_head(self._parser, data)
-        if self.part is RequestPart.CHUNKED_BODY and self._parser is not None:
-            return self._feed_chunked_body(self._parser, data)
-        if self.part is not RequestPart.HEAD:
-            self._parser = None  # it is done, and it and this object would keep each other alive
-        return self._feed_sized_body(data) if data and self.part is RequestPart.SIZED_BODY else data
-
-    def _feed_chunked_body(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
-        if data:
-            self._feed_chunks(parser, data)
-        if self.part is RequestPart.NONE:
-            self._parser = None
-        return b""
+        return self._feed_sized_body(data) if data and self.part is RequestPart.BODY else data
 
     def _feed_head(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
         """Feeds no byte beyond the head, because the parser does not say how far it has read."""
@@ -134,19 +117,11 @@ class RequestReader:
         if self._num_head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLarge(f"The request head exceeds {MAX_HEAD_BYTES} bytes.")
         # A request may ask for another protocol, which the proxy lacks. It answers in HTTP.
-        try:
+        with suppress(HttpParserUpgrade):
             parser.feed_data(data[:end] if end < len(data) else data)
-        except HttpParserUpgrade:
-            if self._is_chunked:
-                self._expect_chunks()
+        if self.part is not RequestPart.HEAD:
+            self._parser = None  # it is done, and it and this object would keep each other alive
         return data[end:]
-
-    def _expect_chunks(self) -> None:
-        """Takes a new parser, because the first one takes the body for the other protocol's."""
-        self.part = RequestPart.NONE  # ignores the new parser's calls about HEAD_OF_CHUNKS
-        self._parser = httptools.HttpRequestParser(self)
-        self._parser.feed_data(HEAD_OF_CHUNKS)
-        self.part, self.has_overrun = RequestPart.CHUNKED_BODY, False
 
     def _end_of_head(self, data: bytes) -> int:
         seam = self._last_bytes + data[:3]
@@ -167,17 +142,14 @@ class RequestReader:
             self.part = RequestPart.NONE
         return data[missing:]
 
-    def _feed_chunks(self, parser: httptools.HttpRequestParser, data: bytes) -> None:
+    def _feed_chunks(self, chunks: ChunkedBody, data: bytes) -> None:
         self._num_framing_bytes += len(data)
-        try:
-            parser.feed_data(data)
-        finally:
-            # Joined, because each tiny chunk would be an object for as long as the body is held.
-            pieces, self._pieces = self._pieces, []
-            if pieces:
-                self._num_framing_bytes = 0
-                self._on_body(b"".join(pieces))
-        if self._num_framing_bytes > MAX_HEAD_BYTES and self.part is RequestPart.CHUNKED_BODY:
+        if content := chunks.feed(data):
+            self._num_framing_bytes = 0
+            self._on_body(content)
+        if chunks.is_complete:
+            self.part, self.has_overrun, self._chunks = RequestPart.NONE, chunks.has_overrun, None
+        elif self._num_framing_bytes > MAX_HEAD_BYTES:
             raise HeadTooLarge(f"Trailers or a chunk's extensions exceed {MAX_HEAD_BYTES} bytes.")
 
     # httptools calls these.
@@ -187,10 +159,6 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         key = (_key_of if len(name) <= MAX_CACHED_NAME else _key_of.__wrapped__)(name)
-        if self.part is not RequestPart.HEAD:
-            if key in NO_TRAILERS and self.part is not RequestPart.NONE:
-                raise BadRequest(f"A trailer may not be called '{key}'; send it with the head.")
-            return
         self._num_fields += 1
         if self._num_fields > MAX_FIELDS:
             raise HeadTooLarge(f"The request head has more than {MAX_FIELDS} fields.")
@@ -204,8 +172,6 @@ class RequestReader:
         self._fields[key] = text
 
     def on_headers_complete(self) -> None:
-        if self.part is not RequestPart.HEAD:
-            return
         assert self._parser is not None
         version = self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
@@ -218,10 +184,9 @@ class RequestReader:
             is_http_1_0=version == "1.0",
             keeps_alive=self._parser.should_keep_alive() and version == "1.1",
         )
-        is_chunked = self._is_chunked = head.is_chunked
-        if is_chunked and head.is_http_1_0:
+        if head.is_chunked and head.is_http_1_0:
             raise BadRequest("HTTP/1.0 knows no Transfer-Encoding; send a Content-Length.")
-        if is_chunked and self._fields["transfer-encoding"].lower() != "chunked":
+        if head.is_chunked and self._fields["transfer-encoding"].lower() != "chunked":
             raise BadRequest("Only the Transfer-Encoding 'chunked' is known here.")
         if fault := host_fault(head.fields.get("host"), is_http_1_0=head.is_http_1_0):
             raise BadRequest(f"The request is refused: {fault}; send one.")
@@ -229,23 +194,12 @@ class RequestReader:
             _split_url(head)
         if "expect" in self._fields:
             _check_expectations(self._fields["expect"])
-        if is_chunked:
-            self.part = RequestPart.CHUNKED_BODY
-        else:
-            self.num_missing_bytes = head.content_length or 0
-            self.part = RequestPart.SIZED_BODY if self.num_missing_bytes else RequestPart.NONE
+        if head.is_chunked:
+            self._chunks = ChunkedBody(_check_trailer)
+        self.num_missing_bytes = head.content_length or 0
+        has_body = head.is_chunked or self.num_missing_bytes
+        self.part = RequestPart.BODY if has_body else RequestPart.NONE
         self._on_head(head)
-
-    def on_body(self, piece: bytes) -> None:
-        if self.part is RequestPart.CHUNKED_BODY:
-            self._pieces.append(piece)
-
-    def on_message_begin(self) -> None:
-        self.has_overrun = self.part is RequestPart.NONE
-
-    def on_message_complete(self) -> None:
-        if self.part is RequestPart.CHUNKED_BODY:
-            self.part = RequestPart.NONE
 
 
 def _split_url(head: RequestHead) -> None:
@@ -256,6 +210,12 @@ def _split_url(head: RequestHead) -> None:
         head.fields["host"], path = url.groups()
         is_server_wide = head.method == "OPTIONS" and not path  # section 3.2.4
         head.target = "*" if is_server_wide else f"/{path.removeprefix('/')}"
+
+
+def _check_trailer(name: bytes) -> None:
+    key = name.decode("latin-1").lower()
+    if key in NO_TRAILERS:
+        raise BadRequest(f"A trailer may not be called '{key}'; send it with the head.")
 
 
 def _check_expectations(expect: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from httptools import HttpParserError
 
-from proxy.clients.answers import END_OF_CHUNKS, chunk
+from common.connections.chunks import END_OF_CHUNKS, chunk
 from proxy.clients.inbound import InboundRequest
 from proxy.clients.usage_question import REFUSALS, asking
 from proxy.errors import (
