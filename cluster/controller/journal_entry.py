@@ -104,6 +104,7 @@ class _PastCycle(TypedDict):
 
 
 _PAST = TypeAdapter(_PastCycle)
+_DECISION = TypeAdapter(DecisionJson)
 
 
 def past_in(lines: Iterable[bytes], now_s: float, kept_s: float) -> Past:
@@ -163,7 +164,7 @@ def cycle_json(cycle: Cycle) -> CycleJson:
         "at": _time_of(cycle.at_s),
         "seconds": round(cycle.seconds, 4),
         "fault": cycle.fault,
-        "cost": _cost_of(cycle),
+        "cost": None if cycle.answer is None else cycle.answer.summary.total_cost,
         "servers": {name: _server(each) for name, each in cycle.servers.items()},
         "speeds": [
             {"model": model, "accelerator": accelerator, **factors.model_dump()}
@@ -181,13 +182,7 @@ def cycle_json(cycle: Cycle) -> CycleJson:
 
 def decision_of(cycle: Cycle) -> DecisionJson:
     """Returns the decisions of a cycle, in short."""
-    return {
-        "cycle": cycle.number,
-        "at": _time_of(cycle.at_s),
-        "fault": cycle.fault,
-        "cost": _cost_of(cycle),
-        "servers": {name: _decision(each) for name, each in cycle.servers.items()},
-    }
+    return _DECISION.validate_python(cycle_json(cycle))  # drops all other keys
 
 
 def groups_json(plan: Plan) -> list[GroupJson]:
@@ -207,20 +202,6 @@ def unplaced_json(unplaced: Mapping[Group, Outcome]) -> list[UnplacedJson]:
 
 def _time_of(at_s: float) -> str:
     return datetime.fromtimestamp(of_day_s(at_s), UTC).isoformat(timespec="milliseconds")
-
-
-def _cost_of(cycle: Cycle) -> float | None:
-    return None if cycle.answer is None else cycle.answer.summary.total_cost
-
-
-def _decision(seen: ServerCycle) -> ServerDecision:
-    return {
-        "arrived_per_minute": seen.arrived_per_minute,
-        "plan": groups_json(seen.plan),
-        "has_changed": seen.has_changed,
-        "is_short": seen.is_short,
-        "held": seen.held,
-    }
 
 
 def _server(seen: ServerCycle) -> ServerJson:
