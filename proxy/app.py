@@ -11,20 +11,17 @@ from common.addresses import is_allowed
 from common.connections.answers import answer_head, content_headers
 from common.request_ids import new_request_id
 from proxy.access.gate import origins_for
-from proxy.aside import Aside
 from proxy.audit import AuditLog, AuditRecord, Outcome
-from proxy.clients.client import ClientConnection
+from proxy.background import Aside, Repeated
+from proxy.clients.client import ClientConnection, Exchange
 from proxy.clients.crowd import Crowd
-from proxy.clients.exchange import Exchange
 from proxy.clients.origins import PREFLIGHT_HEADERS, cors_headers, is_preflight
 from proxy.errors import ProxyError
 from proxy.metrics import Gauges, Metrics
-from proxy.parts import ProxyParts
 from proxy.probes import Answer, ControlServer, health, readiness
-from proxy.repeated import Repeated
 from proxy.settings import Settings
 from proxy.upstreams.health import HealthChecks
-from proxy.visits import Visits
+from proxy.visits import ProxyParts, Visits
 
 log = logging.getLogger(__name__)
 

@@ -27,16 +27,15 @@ from proxy.app import ProxyApp
 from proxy.errors import StartupError
 from proxy.files import WatchedFile, opened, validated
 from proxy.logs import logging_config
-from proxy.parts import ProxyParts
 from proxy.server import gunicorn_options
 from proxy.settings import MIN_SECRET_BYTES, Settings
 from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.balancer import Balancer
-from proxy.upstreams.discovery import Discovery, ReplicasFile, Specs
 from proxy.upstreams.endpoint_slices import EndpointSlices, Services
 from proxy.upstreams.keys import parse_keys
 from proxy.upstreams.routes import NO_ROUTES, parse_routes
-from proxy.upstreams.specs import UpstreamSpec, parse_upstreams
+from proxy.upstreams.specs import Discovery, ReplicasFile, Specs, UpstreamSpec, parse_upstreams
+from proxy.visits import ProxyParts
 
 log = logging.getLogger(__name__)
 

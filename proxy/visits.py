@@ -2,22 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from common.connections.answers import answer_head, content_headers
 from common.request_ids import new_request_id, request_id
-from proxy.access.admissions import Admissions
+from proxy.access.auth import Authenticator
 from proxy.access.gate import Gate, origins_for
-from proxy.access.limits import Admission
+from proxy.access.limits import Admission, Admissions, TeamLimits
 from proxy.access.login import LOGIN_PATH, LOGOUT_PATH, Page, login_page
-from proxy.access.policy import NANOS, TeamPolicy, TokenPrice
+from proxy.access.policy import NANOS, Policy, TeamPolicy, TokenPrice
 from proxy.access.roles import Role, plain_path
-from proxy.aside import Aside
 from proxy.audit import AuditLog, AuditRecord, Outcome
+from proxy.background import Aside
+from proxy.clients.client import Exchange
 from proxy.clients.crowd import Crowd
-from proxy.clients.exchange import Exchange
 from proxy.clients.inbound import (
     InboundRequest,
     num_inspected_bytes,
@@ -40,11 +40,12 @@ from proxy.errors import (
     StreamBroken,
     UpstreamBroken,
 )
-from proxy.parts import ProxyParts
 from proxy.settings import Settings
+from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.forward import SAFE_METHODS, Forwarder, Reply
 from proxy.upstreams.headers import client_headers
 from proxy.upstreams.sleepers import Sleepers
+from proxy.upstreams.specs import Discovery
 from proxy.upstreams.upstream import Upstream
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,19 @@ RESERVED_REQUESTS = 16
 # Other upstreams whose lists of models are joined to the first, and the time for each.
 MAX_LISTS = 16
 LIST_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyParts:
+    """The parts of a proxy, from its composition root. `refreshers` read files again that may have
+    changed."""
+
+    authenticator: Authenticator
+    balancer: Balancer
+    limits: TeamLimits
+    policy: Callable[[], Policy]
+    discovery: Discovery
+    refreshers: Sequence[Callable[[], object]] = ()
 
 
 @dataclass(slots=True)
@@ -157,7 +171,7 @@ class Visits:
             else:
                 await self._relay(visit, reply)
         finally:
-            visit.exchange.source = None
+            visit.exchange.set_source_reading = None
             reply.close()
             record.replica_cents = reply.replica_cents
 
@@ -188,7 +202,7 @@ class Visits:
         )
         if client.is_congested:
             reply.set_reading(False)
-        visit.exchange.source = reply
+        visit.exchange.set_source_reading = reply.set_reading
         try:
             await reply.connection.relay(relay)
         except StreamBroken as error:

@@ -6,8 +6,8 @@ from common.addresses import LOCAL
 from proxy.access.auth import Authenticator, Principal
 from proxy.access.policy import Policy
 from proxy.access.roles import Role, needed_role, plain_path
-from proxy.aside import Aside
 from proxy.audit import AuditRecord
+from proxy.background import Aside
 from proxy.clients.origins import check_own_page, is_preflight
 from proxy.clients.request_head import RequestHead
 from proxy.errors import BadRequest, LoginNeeded, RoleNeeded, Unauthorized

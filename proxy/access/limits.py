@@ -6,6 +6,7 @@ overdrawn, because an answer's cost is known only at its end; a team is refused 
 request after its budget is spent. With Redis all proxies share the counts.
 """
 
+import asyncio
 import logging
 import math
 import secrets
@@ -22,6 +23,7 @@ from limits.util import WindowStats
 from proxy.access.budgets import KEPT_S, Day, budgets_of
 from proxy.access.concurrency import LocalPlaces, Places, SharedPlaces
 from proxy.access.policy import TeamPolicy
+from proxy.background import Aside
 from proxy.errors import Headers, LimitExceeded
 
 log = logging.getLogger(__name__)
@@ -217,6 +219,41 @@ class TeamLimits:
     def _redis_failed(self, error: Exception) -> None:
         self._shared_from_s = self._clock() + REDIS_RETRY_S
         log.error("Redis failed, limits are kept in memory meanwhile: %s", error)
+
+
+class Admissions:
+    """Admits requests. Asks in a thread if Redis may block. Event loop only."""
+
+    def __init__(self, limits: TeamLimits, aside: Aside) -> None:
+        self._limits = limits
+        self._aside = aside
+
+    async def admit(self, team_id: str, policy: TeamPolicy) -> Admission:
+        """Admits a request. Raises LimitExceeded. A client that leaves meanwhile is not counted."""
+        if not self._limits.may_block:
+            return self._limits.admit(team_id, policy)
+        admitting = self._aside.run(self._limits.admit, team_id, policy)
+        try:
+            return await asyncio.shield(admitting)
+        except asyncio.CancelledError:
+            admitting.add_done_callback(self._leave_again)
+            raise
+
+    def leave(self, admission: Admission, num_tokens: int, cost_nanos: int = 0) -> None:
+        """Ends a request, and charges its team for the tokens it took."""
+
+        def leave() -> None:
+            self._limits.leave(admission)
+            self._limits.charge(admission, num_tokens, cost_nanos)
+
+        if self._limits.may_block:
+            self._aside.run_later(leave)
+        else:
+            leave()
+
+    def _leave_again(self, admitting: "asyncio.Future[Admission]") -> None:
+        if not admitting.cancelled() and admitting.exception() is None:
+            self.leave(admitting.result(), 0)
 
 
 def _counts(storage: Storage, places: Places) -> Counts:

@@ -12,16 +12,17 @@ import socket
 import struct
 import sys
 import termios
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
+from common.connections.answers import answer_head
 from common.connections.waiting import Wait
 from proxy.audit import Outcome
 from proxy.clients.crowd import Crowd
-from proxy.clients.exchange import Exchange
 from proxy.clients.inbound import RequestBody
 from proxy.clients.request_head import RequestHead, RequestPart, RequestReader
-from proxy.errors import ClientStalled, Draining, Overloaded, ProxyError
+from proxy.errors import ClientStalled, Draining, Headers, Overloaded, ProxyError
 from proxy.settings import Settings
 
 MAX_PIPELINED_BYTES = 64 * 1024
@@ -30,6 +31,44 @@ MAX_UNSENT_BYTES = 64 * 1024
 LINGER_S = 2.0  # time for a client to take its last answer and close
 LINGER_BYTES = 16 * 1024 * 1024  # bytes that such a client may still send
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Exchange:
+    """A request on its way through the proxy, and its client."""
+
+    def __init__(self, head: RequestHead, body: RequestBody, client: "ClientConnection") -> None:
+        self.head, self.body, self.client = head, body, client
+        self.abort_reason: Outcome | None = None
+        # Holds back the upstream's side of an answer that is being relayed, or lets it go on.
+        self.set_source_reading: Callable[[bool], None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(work)
+
+    def abort(self, reason: Outcome) -> None:
+        """Cancels the work. Only the first reason counts."""
+        if self.abort_reason is None and self._task is not None:
+            self.abort_reason = reason
+            # Later, because a task that is cancelled before its first step leaves no audit line.
+            asyncio.get_running_loop().call_soon(self._task.cancel)
+
+    def answer(self, status: int, headers: Headers, body: bytes, phrase: str = "") -> None:
+        """Sends a whole answer. After a 400 the connection closes, because the bytes that follow a
+        malformed request cannot be trusted."""
+        closes = self.client.must_close(is_last=status == 400)
+        head = answer_head(status, headers, closes=closes, phrase=phrase)
+        self.client.write(head if self.head.method == "HEAD" else head + body)
+        self.client.end_answer()
+
+    def end(self) -> None:
+        """Ends the work. Drops the task, because it and this object would keep each other alive."""
+        self._task = None
+
+    def set_flowing(self, is_flowing: bool) -> None:
+        """Called when the client stops taking what is written, or takes it again."""
+        if self.set_source_reading is not None:
+            self.set_source_reading(is_flowing)
 
 
 class Service(Protocol):
@@ -178,6 +217,7 @@ class ClientConnection(asyncio.Protocol):
     # The exchange calls these.
 
     def must_close(self, *, is_last: bool = False) -> bool:
+        """Returns whether the connection closes after the answer that is about to begin."""
         exchange, reader = self._exchange, self._reader
         assert exchange is not None
         self._will_close = (
@@ -217,6 +257,7 @@ class ClientConnection(asyncio.Protocol):
             self._loop.call_soon(self._feed_pipelined)
 
     def break_off(self) -> None:
+        """Ends an answer that stays incomplete, in a way that the client notices."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None and exchange.head.is_http_1_0 and not self._transport.is_closing():
             self._reset()

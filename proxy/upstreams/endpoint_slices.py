@@ -22,8 +22,7 @@ from common.fetch import FetchBounds, body_of
 from proxy.errors import DiscoveryFailed
 from proxy.files import validated
 from proxy.upstreams.api_server import ApiServer
-from proxy.upstreams.discovery import Discovery, Specs
-from proxy.upstreams.specs import UpstreamSpec
+from proxy.upstreams.specs import Discovery, Specs, UpstreamSpec
 
 log = logging.getLogger(__name__)
 

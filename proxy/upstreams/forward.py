@@ -29,12 +29,13 @@ from proxy.settings import Settings
 from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.headers import upstream_headers
 from proxy.upstreams.reply import ReplyHead, StaleConnection, UpstreamConnection
-from proxy.upstreams.retries import RetryBudget
 from proxy.upstreams.sleepers import Sleepers
 from proxy.upstreams.upstream import Upstream
 from proxy.upstreams.waiting_room import WaitingRoom
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+RETRY_SHARE = 0.2
+MAX_SAVED_RETRIES = 100.0
 
 
 @dataclass(slots=True)
@@ -82,6 +83,23 @@ class Reply:
         else:
             self.upstream.pool.release(self.connection)
         self.forwarder.finish(self.upstream, had_row=self.head.status != 503)
+
+
+class RetryBudget:
+    """Each request earns a share of a retry, and each retry spends one, so that retries do not
+    double an outage."""
+
+    def __init__(self) -> None:
+        self._saved = MAX_SAVED_RETRIES
+
+    def note_request(self) -> None:
+        self._saved = min(MAX_SAVED_RETRIES, self._saved + RETRY_SHARE)
+
+    def try_spend(self) -> bool:
+        if self._saved < 1.0:
+            return False
+        self._saved -= 1.0
+        return True
 
 
 class Forwarder:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from httptools import HttpParserError
 
+from proxy.background import Repeated
 from proxy.errors import StreamBroken, UpstreamBroken
-from proxy.repeated import Repeated
 from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.specs import MAX_ROWS
 from proxy.upstreams.upstream import Upstream, UpstreamHealth, UpstreamRows

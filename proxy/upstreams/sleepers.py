@@ -15,10 +15,9 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.fetch import FetchBounds, FetchFailed, ask, fetch
-from proxy.aside import Aside
+from proxy.background import Aside, Repeated
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy, ServerStarting
-from proxy.repeated import Repeated
 from proxy.settings import Settings
 from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.routes import servers_in_turn

@@ -1,5 +1,7 @@
-"""The upstreams that an operator lists, and their YAML file. Immutable."""
+"""The list of upstreams: its entries, its YAML file, and its sources, which may change it while the
+proxy serves."""
 
+from collections.abc import Callable
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -7,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from common.addresses import BaseUrl
-from proxy.files import read_yaml, validated
+from proxy.files import WatchedFile, read_yaml, validated
 
 MAX_ROWS = 65_536
 
@@ -35,6 +37,9 @@ class UpstreamSpec:
         return urlsplit(self.url).path.rstrip("/")
 
 
+Specs = tuple[UpstreamSpec, ...]
+
+
 def _as_mapping(entry: object) -> object:
     return {"url": entry} if isinstance(entry, str) else entry
 
@@ -42,14 +47,53 @@ def _as_mapping(entry: object) -> object:
 _Entries = tuple[Annotated[UpstreamSpec, BeforeValidator(_as_mapping)], ...]
 
 
-def parse_upstreams(text: str) -> tuple[UpstreamSpec, ...]:
+def parse_upstreams(text: str) -> Specs:
     """Returns the entries of the file, a YAML list of URLs or mappings. Raises ValueError that
     names every faulty entry."""
     document = read_yaml(text)
     entries = document.get("upstreams") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError("expected a list under 'upstreams'; it may be empty, as []")
-    specs: tuple[UpstreamSpec, ...] = validated(_Entries, entries)
+    specs: Specs = validated(_Entries, entries)
     if len({spec.url for spec in specs}) < len(specs):
         raise ValueError("an upstream is listed twice; raise its weight instead")
     return specs
+
+
+class Discovery:
+    """A source of replicas; by itself, of the given ones forever. A replica that leaves the list
+    gets no new requests; its running requests continue to their end. Any thread may read
+    `current`, which is replaced whole."""
+
+    def __init__(self, *specs: UpstreamSpec) -> None:
+        self.current: Specs = specs
+        self._on_change: Callable[[], object] = lambda: None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the list may be out of date, because its source cannot be reached."""
+        return False
+
+    def start(self, on_change: Callable[[], object]) -> None:
+        """Start in the serving process. `on_change` is called, on any thread, when there is a new
+        list."""
+        self._on_change = on_change
+
+    def refresh(self) -> None:
+        """Look for changes. May block; one thread at a time."""
+
+    def stop(self) -> None:
+        """End what `start` began."""
+
+
+class ReplicasFile(Discovery):
+    """The replicas in a file, which is followed. A mistake in the file is logged."""
+
+    def __init__(self, file: WatchedFile[Specs]) -> None:
+        super().__init__(*file.value)
+        self._file = file
+
+    def refresh(self) -> None:
+        if self._file.refresh():
+            self.current = self._file.value
+            self._on_change()

@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.clients import client as client_module
-from proxy.clients.client import ClientConnection
+from proxy.clients.client import ClientConnection, Exchange
 from proxy.clients.crowd import GRACE_S, Crowd
-from proxy.clients.exchange import Exchange
 from proxy.errors import ProxyError
 from proxy.settings import Settings
 from tests.proxy.support import (
