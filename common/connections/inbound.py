@@ -37,7 +37,7 @@ class Inbound(RequestParser):
         self._max_body_bytes = max_body_bytes
         self._head = bytearray()
         self._chunks: ChunkedBody | None = None
-        self._num_content_bytes = 0  # of a chunked body, without its framing
+        self._num_content_bytes = 0  # a chunked body without its framing
 
     @property
     def has_begun(self) -> bool:
