@@ -231,6 +231,7 @@ def test_a_server_goes_from_1_to_0_and_back_and_no_request_is_lost(tmp_path: Pat
             """Not one of several alone, whose places the others take."""
             return {each["state"] for each in found.state()["replicas"]} == {"draining"}
 
+        eventually(lambda: '"ready"' in proxy.metric("/ready"), every_s=0.1)  # knows who sleeps
         eventually(lambda: found.state().get("cycle"))
         assert found.state()["replicas"] == []
         clients.send(HIGH_PER_S, found.ready)
