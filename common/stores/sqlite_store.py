@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +77,8 @@ class SqliteFile:
         except sqlite3.Error:
             connection.close()
             raise
+        # Where nobody calls `close`, Python 3.13 warns. Not at exit: a forked child exits, too.
+        weakref.finalize(self, connection.close).atexit = False
         return connection
 
     def _choose_wal(self, connection: Connection) -> None:

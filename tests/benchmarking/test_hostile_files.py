@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarking.analysis.compare import compare
@@ -97,7 +97,6 @@ def refusal(read: Callable[[], object]) -> str:
     return words
 
 
-@settings(max_examples=200)
 @given(st.sampled_from([RUN_FILE, RAW_FILE]), st.data())
 def test_whatever_a_run_holds_is_read_or_refused(name: str, data: st.DataObject) -> None:
     with TemporaryDirectory() as place:

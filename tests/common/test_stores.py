@@ -1,5 +1,6 @@
 """One contract for every store: all or nothing, and there after the process is killed."""
 
+import gc
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -83,6 +84,17 @@ def test_a_new_file_is_opened_once_others_are_done_with_it(sqlite_path: Path) ->
         wait([opened], timeout=0.1)  # ends at once where it fails
         other.execute("COMMIT")
         opened.result().close()
+
+
+def test_a_file_that_nobody_closes_is_closed_with_its_store(sqlite_path: Path) -> None:
+    """Python 3.13 warns of a connection that goes open, and here warnings are errors."""
+    store: RecordStore | None = SqliteRecords(sqlite_path)
+    assert store is not None
+    store.commit([Record("server", "a", "1")])
+    with_wal = len([*sqlite_path.parent.iterdir()])
+    store = None
+    gc.collect()
+    assert len([*sqlite_path.parent.iterdir()]) < with_wal
 
 
 def test_files_written_before_are_read(sqlite_path: Path) -> None:
