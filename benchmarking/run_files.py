@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from benchmarking.errors import unreadable
+from benchmarking.errors import InvalidResults, unreadable
 from benchmarking.records import RequestRecord, Run
 from common.files import append_whole, read_bounded, write_whole
 
@@ -39,7 +39,9 @@ def read_run(folder: Path) -> Run:
         run = _RUN.validate_json(read_bounded(path, MAX_RUN_BYTES))
         path = folder / RAW_FILE
         *lines, _ = read_bounded(path, MAX_RAW_BYTES).split(b"\n")  # the last is incomplete
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InvalidResults(f"{error}; name the folder of a run") from error
+    except ValueError as error:
         raise unreadable(path, error, Run) from error
     records = (_record(f"{path}, line {number}", line) for number, line in enumerate(lines, 1))
     return replace(run, records=tuple(records))

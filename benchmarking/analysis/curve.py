@@ -115,7 +115,7 @@ def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
 def steady_window(row: RowRecord, measured: Sequence[RequestRecord]) -> tuple[float, float]:
     """Returns start and end in seconds: from the first measured request until the last one is due.
     If that is less than half of the row, as when all are due at once, the whole row counts."""
-    end_s = max(row.end_s, row.start_s + LEAST_S)  # failures in other clients' files lack times
+    end_s = max(row.end_s, row.start_s + LEAST_S)
     last_due_s = max((record.scheduled_s for record in measured), default=end_s)
     if last_due_s - row.start_s < (end_s - row.start_s) / 2:
         return row.start_s, end_s

@@ -23,12 +23,12 @@ from benchmarking.commands.command_line import (
     FAILURES,
     RESULTS_FOLDER,
     FiniteRange,
-    open_run,
     slo_options,
 )
 from benchmarking.errors import InvalidResults, writing
 from benchmarking.records import Run
 from benchmarking.report.fit_files import PERF_FILE, PREDICT_FILE, read_fit, read_perf, write_fit
+from benchmarking.run_files import read_run
 from common.files import write_whole
 
 
@@ -56,7 +56,7 @@ def fit_run(
     The curve comes from --speed, or from closed loops with three or more numbers of users. Writes
     fit.json, perf.json and fit.svg there; --optimizer also posts the result.
     """
-    run = open_run(folder)
+    run = read_run(folder)
     model = model or _only_model(run)
     curve = read_speed(speed).curve() if speed else None
     found = fit_rows_of(run, model, slo_itl_ms, max_batch_size=max_batch_size, speed=curve)
@@ -81,7 +81,7 @@ def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
     data = read_perf(path)
     fitted = read_fit(path.parent)
     validity = fitted.validity if fitted else None
-    points = [point for point in load_points(open_run(folder)) if point.load.model == data["name"]]
+    points = [point for point in load_points(read_run(folder)) if point.load.model == data["name"]]
     found = predict(OptimizerApi(optimizer_url), data, points)
     for line in comparison_lines(found):
         click.echo(line)
@@ -102,7 +102,7 @@ def compare_runs(before: Path, after: Path) -> None:
 
     Shows the changes of the loads of both, with 95 % intervals. Exit status 1 if anything is worse.
     """
-    first, second = open_run(before), open_run(after)
+    first, second = read_run(before), read_run(after)
     changes = compare(first, second)
     for change in changes:
         click.echo(_change_line(change))
@@ -122,8 +122,8 @@ def report_run(folder: Path, against: Path | None, slo: Slo) -> None:
     """Write FOLDER/report.html, a single self-contained page."""
     from benchmarking.report.page import report_html  # matplotlib takes half a second
 
-    before = open_run(against) if against else None
-    page = report_html(open_run(folder), slo, read_fit(folder), before)
+    before = read_run(against) if against else None
+    page = report_html(read_run(folder), slo, read_fit(folder), before)
     path = folder / "report.html"
     with writing():
         write_whole(path, page)

@@ -1,4 +1,4 @@
-"""What commands share: exit statuses, types of arguments, reading a run, and Ctrl-C."""
+"""What commands share: exit statuses, types of arguments, and Ctrl-C."""
 
 import math
 import re
@@ -16,8 +16,6 @@ from click.core import ParameterSource
 
 from benchmarking.analysis.goodput import Slo
 from benchmarking.records import Run
-from benchmarking.results.documented_runs import imported_run
-from benchmarking.run_files import RUN_FILE, read_run
 from benchmarking.settings import checked_base, checked_header
 
 OK, FAILURES, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
@@ -92,11 +90,6 @@ def slo_options(command: Callable[..., None]) -> Callable[..., None]:
     for name in ("--ttft-ms", "--itl-ms", "--e2e-ms"):
         with_slo = click.option(name, type=FiniteRange(0, min_open=True))(with_slo)
     return with_slo
-
-
-def open_run(folder: Path) -> Run:
-    """Returns the run in a folder, be it only in the documented files. Raises InvalidResults."""
-    return read_run(folder) if (folder / RUN_FILE).exists() else imported_run(folder)
 
 
 def until_interrupted(work: Callable[[], T], stop: Event) -> T:

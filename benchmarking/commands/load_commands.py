@@ -32,7 +32,6 @@ from benchmarking.commands.command_line import (
     SECONDS,
     FiniteRange,
     is_given,
-    open_run,
     shown_argv,
     slo_options,
     until_interrupted,
@@ -44,10 +43,10 @@ from benchmarking.load.targets import Endpoint, Headers
 from benchmarking.load.tokenizers import SERVER
 from benchmarking.load.user_prompts import load_of
 from benchmarking.records import MAX_REQUESTS, MAX_SEED, MAX_TOKENS, MAX_USERS, Run, Workload
-from benchmarking.results.documented_runs import UNKNOWN
 from benchmarking.rows.config import RowOptions
 from benchmarking.rows.driver import Driver, new_run_folder
 from benchmarking.rows.row_runner import Origin, RowRunner
+from benchmarking.run_files import read_run
 from benchmarking.settings import load_settings
 
 SWEEP_SHARES = (*(share / 10 for share in range(1, 13)), 1.5)
@@ -71,10 +70,8 @@ class LoadOptions:
 
     def like(self, earlier: Run) -> "LoadOptions":
         """Returns the arguments with the seed and tokenizer of an earlier run, unless the command
-        line gives them. Runs from documented files do not say how they counted tokens."""
-        options: dict[str, Any] = {"seed": earlier.seed}
-        if earlier.environment != UNKNOWN:
-            options["tokenizer"] = earlier.environment.tokenizer
+        line gives them."""
+        options = {"seed": earlier.seed, "tokenizer": earlier.environment.tokenizer}
         return replace(self, **{name: options[name] for name in options if not is_given(name)})
 
     def measure(
@@ -313,7 +310,7 @@ def switching(
 @load_options
 def repeat(folder: Path, options: LoadOptions) -> None:
     """Measure the loads of FOLDER again with its seed and tokenizer, for a comparison."""
-    run = open_run(folder)
+    run = read_run(folder)
     loads = [row.load for row in run.rows]
     models = [load.model for load in loads]
     options.like(run).measure(models, lambda driver: driver.measure_all(loads), num_rows=len(loads))

@@ -18,7 +18,6 @@ from benchmarking.commands.command_line import (
     SECONDS,
     URL,
     is_given,
-    open_run,
     slo_options,
 )
 from benchmarking.commands.load_commands import (
@@ -32,6 +31,7 @@ from benchmarking.errors import InvalidResults, writing
 from benchmarking.load.preflight import only_model
 from benchmarking.records import Run, Workload
 from benchmarking.rows.driver import Driver
+from benchmarking.run_files import read_run
 from common.files import write_whole
 
 SHARES = (0.25, 0.5, 0.7, 0.85, 0.95)  # shares of the closed loop's rate
@@ -72,7 +72,7 @@ def measure(
         plan = sweep_rate(Shape(model, **lengths), max_concurrency, SHARES, seconds)
         models, num_rows = [model], 1 + len(SHARES)
     else:
-        earlier = open_run(like)
+        earlier = read_run(like)
         loads = [point.load for point in load_points(earlier)]
         _check_options(like, loads, earlier.seed)
         models, num_rows = [load.model for load in loads], len(loads)

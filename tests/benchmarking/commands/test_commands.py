@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +17,8 @@ from benchmarking.commands import load_commands, measure_command
 from benchmarking.commands.cli import main
 from benchmarking.records import Run
 from benchmarking.report.fit_files import read_fit
-from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import read_rows
-from benchmarking.run_files import RUN_FILE, append_records, read_run, write_run
+from benchmarking.run_files import append_records, read_run, write_run
 from lab.kit import scripted_server
 from lab.kit.scripted_server import Script, ScriptedServer, scripted
 from lab.kit.servers import ROOT
@@ -100,11 +98,6 @@ def test_a_second_run_like_the_first_is_compared_row_by_row(
     assert "in one of the runs only" not in output
     assert output.count("end-to-end mean, ms") == len(runs[0].rows) == 3
     assert "no earlier run was given" not in (after / "report.html").read_text()
-    documented, third = tmp_path / "documented", tmp_path / "third"  # do not name a tokenizer
-    shutil.copytree(before, documented, ignore=shutil.ignore_patterns(RUN_FILE))
-    with scripted({"m": QUICK}) as (_, base):
-        assert command(base, "--like", documented, "--output-dir", third)[0] == 0
-    assert read_run(only_folder(third)).environment.tokenizer == "server"
 
 
 def test_options_that_ask_for_other_loads_than_the_run_to_be_like_are_refused(
@@ -127,7 +120,7 @@ def test_options_that_ask_for_other_loads_than_the_run_to_be_like_are_refused(
         assert (status, fault in output) == (2, True), output
     for like, fault in (
         (empty, "holds no row that was measured; give --like another run"),
-        (tmp_path / "none", "_summary.json); name the folder of a run"),
+        (tmp_path / "none", "run.json'; name the folder of a run"),
         (tmp_path / "nowhere", "does not exist"),
     ):
         status, output = command("http://127.0.0.1:9/v1", "--like", like)
@@ -317,7 +310,6 @@ def test_a_users_own_prompts_are_sent_once_each(tmp_path: Path) -> None:
     assert row.stem.startswith("custom_m_my-prompts_1_stream_")
     assert (row.summary["request_count"], row.summary["sampling_params_max_tokens"]) == (2, 3)
     assert "num_input_tokens" not in row.summary
-    assert imported_run(folder).rows[0].load == replace(run.rows[0].load, prompts_path="my-prompts")
     (texts,) = folder.glob("*_response_texts.jsonl")
     assert json.loads(texts.read_text().splitlines()[0])["completion"] == " a b c"
 

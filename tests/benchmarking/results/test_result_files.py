@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarking.errors import InvalidResults, NotWritable
 from benchmarking.records import Workload
-from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import RowResult, file_stem, read_rows
-from benchmarking.results.row_metrics import run_metrics
 from benchmarking.results.workbook import COLUMNS, batch_columns, write_workbook
 
 UUID = "12345678-9abc-def0-1234-56789abcdef0"
@@ -102,22 +100,6 @@ def test_another_clients_files_are_read(tmp_path: Path) -> None:
     assert row.responses[2]["server_switching_time"] == 1.25
 
 
-def test_another_clients_run_becomes_one_of_ours(tmp_path: Path) -> None:
-    write_other_clients_files(tmp_path)
-    run = imported_run(tmp_path)
-    (row,) = run.rows
-    assert row.load == Workload("Llama-3.3", 100, 5, 3, concurrency=2, image_size="small")
-    first, second = (record for record in run.records_of(0) if record.error is None)
-    assert second.sent_s - first.sent_s == pytest.approx(1.5)
-    assert second.end_s - second.sent_s == pytest.approx(2.0)  # over midnight
-    assert second.chunk_s == pytest.approx([second.sent_s + gap for gap in (0.5, 0.7, 1.0)])
-    assert second.usage is not None
-    assert (second.usage.switching_time_s, second.usage.batch_size_used) == (1.25, 2)
-    failed = next(record for record in run.records_of(0) if record.error)
-    assert failed.error is not None
-    assert (failed.error.code, failed.error.message) == ("500", "broken")
-
-
 def test_the_workbook_has_the_documented_columns_and_leaves_empty_ones_out(tmp_path: Path) -> None:
     write_other_clients_files(tmp_path)
     write_workbook(tmp_path / "deeper" / "run.xlsx", list(read_rows(tmp_path)))
@@ -166,13 +148,6 @@ def test_a_workbook_that_cannot_be_written_says_where(tmp_path: Path) -> None:
         write_workbook(tmp_path / "file" / "run.xlsx", [])
 
 
-def test_a_run_of_failures_without_times_has_figures(tmp_path: Path) -> None:
-    write_other_clients_files(tmp_path)
-    (tmp_path / f"{STEM}_individual_responses.json").write_text(json.dumps([FAILED, FAILED]))
-    (row,) = run_metrics(imported_run(tmp_path))["rows"]
-    assert (row["num_completed_requests"], row["steady_window"]["requests_per_s"]) == (0, 0)
-
-
 def test_names_in_a_workbook_are_text(tmp_path: Path) -> None:
     write_workbook(tmp_path / "run.xlsx", [RowResult("x", {"model": "=1+\0\x0b1"}, [])])
     assert openpyxl.load_workbook(tmp_path / "run.xlsx")["Sheet1"]["B2"].data_type == "s"
@@ -200,19 +175,6 @@ def test_whatever_another_client_wrote_is_read_or_refused(
         path.write_text(json.dumps(content))
         with suppress(InvalidResults):
             write_workbook(folder / "run.xlsx", list(read_rows(folder)))
-        with suppress(InvalidResults):
-            run_metrics(imported_run(folder))
-
-
-@pytest.mark.parametrize("value", [[], "much", 1e300, -1])
-def test_an_impossible_figure_of_another_client_is_refused_by_its_field(
-    tmp_path: Path, value: Any
-) -> None:
-    write_other_clients_files(tmp_path)
-    path = tmp_path / f"{STEM}_individual_responses.json"
-    path.write_text(json.dumps([ANSWERED | {"acceptance_rate": value}]))
-    with pytest.raises(InvalidResults, match=rf"{STEM}: usage.acceptance_rate: is .*; give"):
-        imported_run(tmp_path)
 
 
 def sheet_of(path: Path) -> list[tuple[Any, ...]]:

@@ -20,7 +20,6 @@ from click.testing import CliRunner
 
 from benchmarking.commands.cli import main
 from benchmarking.records import Run
-from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import RowResult, read_rows
 from benchmarking.run_files import read_run
 from lab.kit.scripted_server import Script, Stall, scripted
@@ -136,7 +135,7 @@ def test_what_drafts_brought_is_in_every_file(tmp_path: Path) -> None:
     assert book_line(tmp_path)["tokens_per_step_p50"] == 2.5
     (metrics,) = json.loads((tmp_path / "out" / "r" / "metrics.json").read_text())["rows"]
     assert (metrics["acceptance_rate_mean"], metrics["tokens_per_step_mean"]) == (0.75, 2.5)
-    for record in (*run_of(tmp_path).records_of(0), *imported_run(tmp_path / "out" / "r").records):
+    for record in run_of(tmp_path).records_of(0):
         assert record.usage is not None
         assert record.usage.acceptance_by_depth == (0.75, 0.25)
         assert record.usage.tokens_per_step == 2.5
@@ -204,15 +203,6 @@ def test_everything_is_computed_again_from_the_raw_files(tmp_path: Path) -> None
     assert command("recompute", str(folder)) == (0, f"1 rows in {folder}\n")
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.name not in raw} == derived
     assert len(derived) == 4  # summary, responses, metrics.json and metrics.csv
-
-
-def test_our_own_files_are_read_like_another_clients(tmp_path: Path) -> None:
-    with scripted({"m": KNOWN}) as (_, base):
-        benchmark(tmp_path, base, "m,40,4,3,1,,,")
-    ours, imported = run_of(tmp_path), imported_run(tmp_path / "out" / "r")
-    assert imported.rows[0].load == ours.rows[0].load
-    usages = [record.usage for record in imported.records]
-    assert usages == [record.usage for record in ours.records_of(0)]
 
 
 def test_failures_are_recorded_by_status_and_other_rows_go_on(tmp_path: Path) -> None:
