@@ -101,14 +101,6 @@ class AcceleratorFacts(Body):
     price: Price | None = None
 
 
-class _Models(Body):
-    models: list[ModelFacts]
-
-
-class _Accelerators(Body):
-    accelerators: list[AcceleratorFacts]
-
-
 Entry = TypeVar("Entry", ModelFacts, AcceleratorFacts)
 
 
@@ -146,14 +138,10 @@ def _entry(path: str, name: str, entries: Mapping[str, Entry]) -> Entry:
 @lru_cache(maxsize=1)
 def shipped_facts() -> Facts:
     """Returns the facts that ship with Hearth. Read once per process."""
-    models = {each.name: each for each in _read("models", _Models).models}
-    cards = {each.name: each for each in _read("accelerators", _Accelerators).accelerators}
-    return Facts(models, cards)
+    return Facts(_read("models", ModelFacts), _read("accelerators", AcceleratorFacts))
 
 
-BodyT = TypeVar("BodyT", bound=Body)
-
-
-def _read(name: str, kind: type[BodyT]) -> BodyT:
+def _read(name: str, kind: type[Entry]) -> dict[str, Entry]:
     text = (files(__package__) / "data" / f"{name}.yaml").read_text(encoding="utf-8")
-    return read(kind, yaml.safe_load(text))
+    entries = (read(kind, entry) for entry in yaml.safe_load(text)[name])
+    return {entry.name: entry for entry in entries}

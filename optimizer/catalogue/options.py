@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from optimizer.catalogue.calibration import Calibration
-from optimizer.catalogue.facts import AcceleratorFacts, Facts, ModelFacts, Precision
+from optimizer.catalogue.facts import AcceleratorFacts, ModelFacts, Precision
 from optimizer.catalogue.roofline import Machine
 from optimizer.catalogue.speeds import Speed, measured_speed, published_speed
 from optimizer.spec import PerfData
@@ -38,7 +38,6 @@ class RequestDemand:
 class CardMarket:
     """The cards on offer. `cents` per card and hour; `measured` has keys (accelerator, cards)."""
 
-    facts: Facts
     calibration: Calibration
     accelerators: Sequence[AcceleratorFacts]
     cents: Mapping[str, float]

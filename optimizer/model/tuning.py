@@ -43,20 +43,9 @@ LARGEST_FACTOR = 100.0
 MAX_VARIANCE = 100.0  # variance of a factor's logarithm
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """Means over some time at one load; None for a quantity that was not observed.
-
-    `*_error` is the relative standard error of a mean: about the spread of single values over
-    sqrt(requests). `load_error` is the relative error of the load: see the module.
-    """
-
-    at_s: float
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-    ttft_error: float = 0.1
-    itl_error: float = 0.1
-    load_error: float = 0.0
+Mean = tuple[float | None, float]
+"""A mean over some time at one load, None if it was not observed, and its relative standard error:
+about the spread of single values over sqrt(requests)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +88,13 @@ class SpeedTuner:
         decode_error, prefill_error = np.sqrt(np.diag(self.covariance))
         return Factors(float(decode), float(prefill), float(decode_error), float(prefill_error))
 
-    def observe(self, observation: Observation, predict: Predict) -> bool:
+    def observe(
+        self, at_s: float, ttft_ms: Mean, itl_ms: Mean, load_error: float, predict: Predict
+    ) -> bool:
         """Learn from an observation. Returns whether it was accepted. An observation without a
-        prediction by the model is refused and changes nothing."""
-        observed = _observed(observation)
+        prediction by the model is refused and changes nothing. `load_error` is the relative error
+        of the load: see the module."""
+        observed = _observed(ttft_ms, itl_ms)
         if observed is None:
             return False
         measured, errors, chosen = observed
@@ -110,9 +102,9 @@ class SpeedTuner:
         if linearised is None:
             return False
         predicted, jacobian, by_load = linearised
-        covariance = self.covariance + self._drift(observation.at_s)
+        covariance = self.covariance + self._drift(at_s)
         base_noise = np.diag(errors**2 + MODEL_SIGMA**2)
-        noise = base_noise + observation.load_error**2 * np.outer(by_load, by_load)
+        noise = base_noise + load_error**2 * np.outer(by_load, by_load)
         residual = measured - predicted
         spread = jacobian @ covariance @ jacobian.T + noise
         surprise = float(residual @ np.linalg.solve(spread, residual))
@@ -122,7 +114,7 @@ class SpeedTuner:
                 return False
             covariance = np.eye(FACTORS) * max(PRIOR_SIGMA, float(np.abs(residual).max())) ** 2
         self.refusals = 0
-        self.at_s = observation.at_s
+        self.at_s = at_s
         before, limit = self.log, math.log(LARGEST_FACTOR)
         for _ in range(ITERATIONS):
             spread = jacobian @ covariance @ jacobian.T + noise
@@ -133,7 +125,7 @@ class SpeedTuner:
             if linearised is None:
                 break
             predicted, jacobian, by_load = linearised
-            noise = base_noise + observation.load_error**2 * np.outer(by_load, by_load)
+            noise = base_noise + load_error**2 * np.outer(by_load, by_load)
         kept = np.eye(FACTORS) - gain @ jacobian
         # Joseph's form stays symmetric and positive despite rounding.
         covariance = kept @ covariance @ kept.T + gain @ noise @ gain.T
@@ -147,15 +139,11 @@ class SpeedTuner:
         return np.eye(FACTORS) * DRIFT_SIGMA**2 * passed_s / DRIFT_S
 
 
-def _observed(observation: Observation) -> tuple[FloatArray, FloatArray, list[int]] | None:
+def _observed(*means: Mean) -> tuple[FloatArray, FloatArray, list[int]] | None:
     """Returns the observed logarithms, their errors, and their indices in a prediction."""
-    pairs = [
-        (observation.ttft_ms, observation.ttft_error),
-        (observation.itl_ms, observation.itl_error),
-    ]
     usable = [
         (at, value, error)
-        for at, (value, error) in enumerate(pairs)
+        for at, (value, error) in enumerate(means)
         if value is not None and math.isfinite(value) and value > 0
     ]
     if not usable:

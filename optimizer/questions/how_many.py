@@ -184,7 +184,6 @@ def _market(query: HowManyQuery, facts: Facts) -> CardMarket:
     }
     cents |= {facts.accelerator(name, "prices").name: value for name, value in query.prices.items()}
     return CardMarket(
-        facts=facts,
         calibration=shipped_calibration(),
         accelerators=[
             facts.accelerators[name] for name in dict.fromkeys(requested or facts.accelerators)

@@ -12,7 +12,7 @@ from optimizer.answer import shortest
 from optimizer.candidates.curves import scaled
 from optimizer.inferno_json import Body, JsonObject
 from optimizer.measured import MeanTokens
-from optimizer.model.tuning import LARGEST_FACTOR, MAX_VARIANCE, Observation, SpeedTuner
+from optimizer.model.tuning import LARGEST_FACTOR, MAX_VARIANCE, SpeedTuner
 from optimizer.questions.queries import PER_MINUTE, AnalyzeQuery, ReplicaQuery
 from optimizer.spec import LEAST_RATE, Count, Level, PerfData
 from optimizer.system import System
@@ -151,12 +151,6 @@ def _observe(tuner: SpeedTuner, query: TuneQuery, perf: PerfData, measurement: M
         performance = table.analyze(load * rate)
         return float(performance.ttft_ms[0]), float(performance.itl_ms[0])
 
-    observation = Observation(
-        measurement.at,
-        measurement.ttft,
-        measurement.itl,
-        measurement.ttft_error,
-        measurement.itl_error,
-        measurement.load_error,
-    )
-    return tuner.observe(observation, predict)
+    ttft_ms = measurement.ttft, measurement.ttft_error
+    itl_ms = measurement.itl, measurement.itl_error
+    return tuner.observe(measurement.at, ttft_ms, itl_ms, measurement.load_error, predict)

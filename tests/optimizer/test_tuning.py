@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 from optimizer.app import create_app
 from optimizer.model.latency import PhaseModel
 from optimizer.model.queueing import Replica, analyze
-from optimizer.model.tuning import GATE, MAX_REFUSALS, Observation, SpeedTuner
+from optimizer.model.tuning import GATE, MAX_REFUSALS, Mean, SpeedTuner
 from optimizer.settings import Settings
 
 ALPHA_MS, BETA_MS, GAMMA_MS, DELTA_MS = 5.0, 0.5, 8.0, 0.02
@@ -54,11 +54,11 @@ class Watched:
         ttft_ms, itl_ms = latencies(decode, prefill, behind)
         self._at_s += PERIOD_S
         noise = np.exp(self._draw.normal(0.0, self._error, 2))
-        observation = Observation(
-            self._at_s, ttft_ms * noise[0], itl_ms * noise[1], self._error, self._error, load_error
-        )
         return self.tuner.observe(
-            observation,
+            self._at_s,
+            (ttft_ms * noise[0], self._error),
+            (itl_ms * noise[1], self._error),
+            load_error,
             lambda decode, prefill, load: latencies(decode, prefill, load * requests_per_s),
         )
 
@@ -144,23 +144,25 @@ def test_time_without_observations_makes_less_sure() -> None:
 
 
 @pytest.mark.parametrize(
-    "observation",
+    ("ttft_ms", "itl_ms"),
     [
-        Observation(1.0),
-        Observation(1.0, math.nan, math.inf),
-        Observation(1.0, 0.0, -1.0),
+        ((None, 0.1), (None, 0.1)),
+        ((math.nan, 0.1), (math.inf, 0.1)),
+        ((0.0, 0.1), (-1.0, 0.1)),
     ],
 )
-def test_nothing_is_learned_from_nothing(observation: Observation) -> None:
+def test_nothing_is_learned_from_nothing(ttft_ms: Mean, itl_ms: Mean) -> None:
     tuner = SpeedTuner()
-    assert not tuner.observe(observation, lambda decode, prefill, load: (100.0, 10.0))
+    assert not tuner.observe(
+        1.0, ttft_ms, itl_ms, 0.0, lambda decode, prefill, load: (100.0, 10.0)
+    )
     assert tuner.factors.decode == 1.0
 
 
 def test_model_without_an_answer_leaves_no_trace() -> None:
     tuner = SpeedTuner()
     assert not tuner.observe(
-        Observation(1.0, 100.0, 10.0), lambda decode, prefill, load: (math.inf, math.nan)
+        1.0, (100.0, 0.1), (10.0, 0.1), 0.0, lambda decode, prefill, load: (math.inf, math.nan)
     )
     assert tuner.factors.decode == 1.0
 
@@ -169,7 +171,10 @@ def test_one_quantity_alone_is_enough() -> None:
     tuner = SpeedTuner()
     for at_s in range(1, 20):
         tuner.observe(
-            Observation(float(at_s), itl_ms=15.0, itl_error=0.02),
+            float(at_s),
+            (None, 0.1),
+            (15.0, 0.02),
+            0.0,
             lambda decode, prefill, load: (100.0 * prefill, 10.0 * decode),
         )
     assert tuner.factors.decode == pytest.approx(1.5, rel=0.05)
