@@ -13,13 +13,13 @@ import click
 from common.errors import WireError
 from weights.app import create_service
 from weights.drivers import Driver
-from weights.drivers.exo import ExoDriver, ExoPlan
+from weights.drivers.exo import ExoDriver
 from weights.drivers.gguf_layers import MAX_LAYERS, read_num_layers
 from weights.drivers.http import Http
-from weights.drivers.llama_cpp import LlamaBench, LlamaCppDriver
+from weights.drivers.llama_cpp import LlamaCppDriver
 from weights.drivers.loop import Search, drive
 from weights.drivers.pipeline import PipelineDriver
-from weights.drivers.server import ServerDriver, ServerPlan
+from weights.drivers.server import ServerDriver
 from weights.errors import DriveError, EngineUnusable, StartupError
 from weights.settings import load_settings
 
@@ -123,7 +123,7 @@ def pipeline(url: str, token: str | None, timeout_s: int, model: str) -> Driver:
 @searches
 def exo(url: str, timeout_s: int, **plan: Any) -> Driver:
     """An exo cluster, through its API."""
-    return ExoDriver(Http(url), ExoPlan(load_timeout_s=timeout_s, **plan))
+    return ExoDriver(Http(url), load_timeout_s=timeout_s, **plan)
 
 
 @main.command("llama.cpp")
@@ -138,7 +138,7 @@ def exo(url: str, timeout_s: int, **plan: Any) -> Driver:
 @searches
 def llama_cpp(model: str, **bench: Any) -> Driver:
     """llama.cpp's RPC servers, with llama-bench, whose OPTIONS follow --."""
-    return LlamaCppDriver(LlamaBench(model=Path(model), **bench))
+    return LlamaCppDriver(model=Path(model), **bench)
 
 
 def _add_server(name: str, description: str, **variable: Any) -> None:
@@ -160,15 +160,13 @@ def _add_server(name: str, description: str, **variable: Any) -> None:
         if not command:
             raise EngineUnusable("no command; give the server's after --")
         return ServerDriver(
-            ServerPlan(
-                command=command,
-                num_layers=layers or read_num_layers(Path(plan["model"])),
-                url=url.rstrip("/"),
-                environment=dict(os.environ),  # noqa: TID251 - handed on to the server
-                rounds=repeats,
-                start_timeout_s=timeout_s,
-                **plan,
-            )
+            command=command,
+            num_layers=layers or read_num_layers(Path(plan["model"])),
+            url=url.rstrip("/"),
+            environment=dict(os.environ),  # noqa: TID251 - handed on to the server
+            rounds=repeats,
+            start_timeout_s=timeout_s,
+            **plan,
         )
 
 

@@ -6,10 +6,11 @@ watch its runners until all are ready, rest, warm up, and measure.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from weights.drivers import Ring
 from weights.drivers.exo_instance import (
     Preview,
     choose_preview,
@@ -26,11 +27,12 @@ REST_S = 1.0
 READY, FAILED = "RunnerReady", "Failed"
 
 
-@dataclass(frozen=True, slots=True)
-class ExoPlan:
-    """`nodes` are the ids of nodes to use; empty means all. `replaces` lets running instances be
-    deleted."""
+@dataclass(slots=True)
+class ExoDriver:
+    """A `Driver` for exo. The last measured instance keeps running. `nodes` are the ids of nodes to
+    use; empty means all. `replaces` lets running instances be deleted."""
 
+    http: Http
     model: str
     nodes: tuple[str, ...] = ()
     replaces: bool = False
@@ -38,16 +40,12 @@ class ExoPlan:
     repeats: int = 3
     load_timeout_s: float = 600.0
     poll_s: float = 1.0
+    ring: Ring = field(init=False)
+    _preview: Preview = field(init=False)
 
-
-class ExoDriver:
-    """A `Driver` for exo. The last measured instance keeps running."""
-
-    def __init__(self, http: Http, plan: ExoPlan) -> None:
-        self._http = http
-        self._plan = plan
+    def __post_init__(self) -> None:
         state = self._get("/state")
-        if state.get("instances") and not self._plan.replaces:
+        if state.get("instances") and not self.replaces:
             raise EngineUnusable(
                 f"{len(state['instances'])} instances run on this cluster and would be measured "
                 "along; delete them, or let them be deleted by --replace"
@@ -60,13 +58,13 @@ class ExoDriver:
         self._delete_instances()
         body, runner_ids = placed(self._preview, layers)
         try:
-            self._http.call("POST", "/instance", body)
+            self.http.call("POST", "/instance", body)
         except HttpRefused as error:
             raise TrialFailed(f"exo refuses the instance: {error}") from None
         self._wait_until_ready(runner_ids)
         time.sleep(REST_S)
         self._generate()  # warm-up, because the first one is slower
-        return median(self._generate() for _ in range(self._plan.repeats))
+        return median(self._generate() for _ in range(self.repeats))
 
     def finish(self, layers: Sequence[int]) -> str:
         lines = [
@@ -77,9 +75,9 @@ class ExoDriver:
 
     def _previewed(self) -> Preview:
         """Returns a preview. Retries, because freed memory is reported late."""
-        nodes = self._plan.nodes or tuple(self._get("/state/topology").get("nodes", ()))
-        query: dict[str, Any] = {"model_id": self._plan.model, "node_ids": list(nodes)}
-        until_s = time.monotonic() + self._plan.load_timeout_s
+        nodes = self.nodes or tuple(self._get("/state/topology").get("nodes", ()))
+        query: dict[str, Any] = {"model_id": self.model, "node_ids": list(nodes)}
+        until_s = time.monotonic() + self.load_timeout_s
         while True:
             previews = self._get("/instance/previews", query).get("previews")
             try:
@@ -87,26 +85,26 @@ class ExoDriver:
             except EngineUnusable:
                 if time.monotonic() >= until_s:
                     raise
-            time.sleep(self._plan.poll_s)
+            time.sleep(self.poll_s)
 
     def _delete_instances(self) -> None:
         """Delete all instances, and wait until they are gone."""
-        until_s = time.monotonic() + self._plan.load_timeout_s
+        until_s = time.monotonic() + self.load_timeout_s
         while instances := self._get("/state").get("instances"):
             for instance_id in instances:
-                self._http.call("DELETE", f"/instance/{instance_id}", missing=None)
+                self.http.call("DELETE", f"/instance/{instance_id}", missing=None)
             if time.monotonic() >= until_s:
                 raise EngineUnusable(f"instances are still there: {', '.join(instances)}")
-            time.sleep(self._plan.poll_s)
+            time.sleep(self.poll_s)
 
     def _wait_until_ready(self, runner_ids: Sequence[str]) -> None:
         """Wait until all runners are ready. Raises TrialFailed if one fails or takes too long."""
-        until_s = time.monotonic() + self._plan.load_timeout_s
+        until_s = time.monotonic() + self.load_timeout_s
         seen: set[str] = set()
         while time.monotonic() < until_s:
             tags = []
             for runner_id in runner_ids:
-                found = self._http.call("GET", f"/state/runners/{runner_id}", missing={})
+                found = self.http.call("GET", f"/state/runners/{runner_id}", missing={})
                 tag, message = runner_state(found)
                 if FAILED in tag or (runner_id in seen and not tag):
                     raise TrialFailed(f"a runner has failed: {message or 'it vanished'}")
@@ -114,19 +112,19 @@ class ExoDriver:
                 tags.append(tag)
             if all(tag == READY for tag in tags):
                 return
-            time.sleep(self._plan.poll_s)
-        raise TrialFailed(f"not ready within {self._plan.load_timeout_s:g} s")
+            time.sleep(self.poll_s)
+        raise TrialFailed(f"not ready within {self.load_timeout_s:g} s")
 
     def _generate(self) -> float:
         """Returns tokens/s of one stream, as exo measures it. The bench route never stops early."""
         body = {
-            "model": self._plan.model,
+            "model": self.model,
             "messages": [{"role": "user", "content": PROMPT}],
-            "max_tokens": self._plan.generated_tokens,
+            "max_tokens": self.generated_tokens,
             "stream": False,
         }
         try:
-            answer = self._http.call("POST", "/bench/chat/completions", body)
+            answer = self.http.call("POST", "/bench/chat/completions", body)
         except HttpRefused as error:
             raise TrialFailed(f"exo does not generate: {error}") from None
         stats = answer.get("generation_stats") if isinstance(answer, dict) else None
@@ -137,7 +135,7 @@ class ExoDriver:
 
     def _get(self, path: str, query: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
-            found = self._http.call("GET", path, query=query)
+            found = self.http.call("GET", path, query=query)
         except HttpRefused as error:
             raise EngineUnusable(f"exo refuses {path}: {error}") from None
         if not isinstance(found, dict):

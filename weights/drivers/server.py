@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,9 +25,10 @@ BOUNDS = FetchBounds(connect_s=10.0, read_s=600.0, max_bytes=2**24)
 PROMPT = "The history of bridges begins with "
 
 
-@dataclass(frozen=True, slots=True)
-class ServerPlan:
-    """The environment's `variable` gets the layers of each stage: `12,10,10`. `url` ends in /v1."""
+@dataclass(slots=True)
+class ServerDriver:
+    """A `Driver` that runs a server only during measurements. The environment's `variable` gets the
+    layers of each stage: `12,10,10`. `url` ends in /v1."""
 
     command: tuple[str, ...]
     variable: str
@@ -40,40 +41,35 @@ class ServerPlan:
     generated_tokens: int = 128
     rounds: int = 2  # measured requests of every user, after the warm-up
     start_timeout_s: float = 900.0
+    ring: Ring = field(init=False)
 
-
-class ServerDriver:
-    """A `Driver` that runs a server only during measurements."""
-
-    def __init__(self, plan: ServerPlan) -> None:
-        self._plan = plan
-        nodes = tuple(f"stage {number}" for number in range(plan.stages))
-        self.ring = Ring(nodes, plan.num_layers, (plan.num_layers,) * plan.stages)
+    def __post_init__(self) -> None:
+        nodes = tuple(f"stage {number}" for number in range(self.stages))
+        self.ring = Ring(nodes, self.num_layers, (self.num_layers,) * self.stages)
         if self._is_up():
             raise EngineUnusable(
-                f"{plan.url} answers already, and would be measured instead; end that server"
+                f"{self.url} answers already, and would be measured instead; end that server"
             )
 
     def measure(self, layers: Layers) -> float:
         with self._served(layers):
             self._round(1)
             started_s = time.monotonic()
-            num_tokens = self._round(self._plan.rounds)
+            num_tokens = self._round(self.rounds)
             return num_tokens / (time.monotonic() - started_s)
 
     def finish(self, layers: Sequence[int]) -> str:
-        return f"{self._plan.variable}={_joined(layers)}"
+        return f"{self.variable}={_joined(layers)}"
 
     @contextmanager
     def _served(self, layers: Layers) -> Iterator[None]:
-        plan = self._plan
-        environment = {**plan.environment, plan.variable: _joined(layers)}
+        environment = {**self.environment, self.variable: _joined(layers)}
         with TemporaryDirectory() as folder:
             log = Path(folder) / "log"
             with log.open("wb") as output:
                 try:
                     process = subprocess.Popen(
-                        plan.command,
+                        self.command,
                         env=environment,
                         stdin=subprocess.DEVNULL,
                         stdout=output,
@@ -81,7 +77,7 @@ class ServerDriver:
                         start_new_session=True,
                     )
                 except OSError as error:
-                    raise EngineUnusable(f"{plan.command[0]} does not start: {error}") from None
+                    raise EngineUnusable(f"{self.command[0]} does not start: {error}") from None
                 try:
                     self._wait_until_up(process, log)
                     yield
@@ -89,36 +85,36 @@ class ServerDriver:
                     _end(process)
 
     def _wait_until_up(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
-        until_s = time.monotonic() + self._plan.start_timeout_s
+        until_s = time.monotonic() + self.start_timeout_s
         while not self._is_up():
             if process.poll() is not None:
                 log_text = log.read_bytes()[-20_000:].decode(errors="replace")
                 raise TrialFailed(f"it ended with {process.returncode}: {last_line(log_text)}")
             if time.monotonic() >= until_s:
-                raise TrialFailed(f"it does not answer within {self._plan.start_timeout_s:g} s")
+                raise TrialFailed(f"it does not answer within {self.start_timeout_s:g} s")
             time.sleep(POLL_S)
 
     def _is_up(self) -> bool:
-        return answers_ok(f"{self._plan.url}/models")
+        return answers_ok(f"{self.url}/models")
 
     def _round(self, repeats: int) -> int:
         """Returns the tokens of all users, each sending `repeats` requests in turn."""
-        with ThreadPoolExecutor(self._plan.users) as pool:
-            futures = [pool.submit(self._ask, user, repeats) for user in range(self._plan.users)]
+        with ThreadPoolExecutor(self.users) as pool:
+            futures = [pool.submit(self._ask, user, repeats) for user in range(self.users)]
             return sum(each.result() for each in futures)
 
     def _ask(self, user: int, repeats: int) -> int:
-        plan, num_tokens = self._plan, 0
+        num_tokens = 0
         for number in range(repeats):
             body = {
-                "model": plan.model,
+                "model": self.model,
                 "prompt": f"{user}.{number} {PROMPT}",  # no prompt is a prefix of another
-                "max_tokens": plan.generated_tokens,
+                "max_tokens": self.generated_tokens,
                 "ignore_eos": True,
                 "temperature": 0,
             }
             try:
-                answer = ask(f"{plan.url}/completions", BOUNDS, "POST", body)
+                answer = ask(f"{self.url}/completions", BOUNDS, "POST", body)
                 if answer.status != OK:
                     raise TrialFailed(f"a completion was refused: {answer.status} {answer.text}")
                 num_tokens += int(answer.json()["usage"]["completion_tokens"])

@@ -8,7 +8,7 @@ import pytest
 from tests.weights.drivers.scripted_exo import MODEL, Cluster, served
 from tests.weights.memory_store import MemoryStore
 from weights.drivers import exo as exo_module
-from weights.drivers.exo import ExoDriver, ExoPlan
+from weights.drivers.exo import ExoDriver
 from weights.drivers.exo_instance import choose_preview, free_bytes_of, runner_state
 from weights.drivers.http import Http, HttpRefused
 from weights.drivers.loop import Search, drive
@@ -16,7 +16,10 @@ from weights.errors import EngineUnusable, TrialFailed
 from weights.samplers import SAMPLERS
 from weights.service import WeightsService
 
-PLAN = ExoPlan(MODEL, repeats=1, load_timeout_s=30, poll_s=0.01)
+
+
+def driver_at(url: str) -> ExoDriver:
+    return ExoDriver(Http(url), MODEL, repeats=1, load_timeout_s=30, poll_s=0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +36,7 @@ def cluster(**fields: Any) -> Cluster:
 def found_on(exo: Cluster, lines: list[str]) -> tuple[int, ...]:
     service = WeightsService(MemoryStore(), SAMPLERS["adaptive"])
     with served(exo) as url:
-        driver = ExoDriver(Http(url), PLAN)
+        driver = driver_at(url)
         return drive(driver, Search(service, "s", driver.ring), 25, lines.append)
 
 
@@ -62,7 +65,7 @@ def test_a_split_that_breaks_is_told_and_the_search_goes_on() -> None:
 def test_posted_instances_have_new_names_and_only_what_exo_gave() -> None:
     exo = cluster()
     with served(exo) as url:
-        driver = ExoDriver(Http(url), PLAN)
+        driver = driver_at(url)
         driver.measure((4, 6, 6))
         driver.measure((4, 6, 6))
     first, second = exo.posted
@@ -77,10 +80,10 @@ def test_instances_that_run_are_replaced_only_where_that_is_asked_for() -> None:
     exo = cluster(instances={"i-1": {}})
     with served(exo) as url:
         with pytest.raises(EngineUnusable, match=r"1 instances run .* --replace"):
-            ExoDriver(Http(url), PLAN)
+            driver_at(url)
         assert exo.instances
-        plan = ExoPlan(MODEL, replaces=True, poll_s=0.01)
-        assert ExoDriver(Http(url), plan).ring.max_layers == (9, 16, 16)
+        driver = ExoDriver(Http(url), MODEL, replaces=True, poll_s=0.01)
+        assert driver.ring.max_layers == (9, 16, 16)
         assert not exo.instances
 
 
@@ -97,18 +100,18 @@ def test_a_node_that_refuses_to_delete_is_told(monkeypatch: pytest.MonkeyPatch) 
         served(cluster(instances={"i-1": {}})) as url,
         pytest.raises(EngineUnusable, match="500 busy"),
     ):
-        ExoDriver(Http(url), ExoPlan(MODEL, replaces=True, poll_s=0.01))
+        ExoDriver(Http(url), MODEL, replaces=True, poll_s=0.01)
 
 
 def test_previews_are_asked_for_again_while_memory_is_being_freed() -> None:
     with served(cluster(errors_first=3)) as url:
-        assert ExoDriver(Http(url), PLAN).ring.nodes == ("A", "B", "C")
+        assert driver_at(url).ring.nodes == ("A", "B", "C")
 
 
 def test_a_failing_runner_is_a_failed_trial_with_exos_reason() -> None:
     exo = cluster(breaks={(4, 6, 6)})
     with served(exo) as url:
-        driver = ExoDriver(Http(url), PLAN)
+        driver = driver_at(url)
         with pytest.raises(TrialFailed, match="out of memory"):
             driver.measure((4, 6, 6))
 
@@ -117,7 +120,7 @@ def test_nodes_without_room_are_named() -> None:
     exo = cluster()
     exo.free_bytes["B"] = 50
     with served(exo) as url:
-        driver = ExoDriver(Http(url), PLAN)
+        driver = driver_at(url)
         service = WeightsService(MemoryStore(), SAMPLERS["adaptive"])
         with pytest.raises(EngineUnusable, match="B has room for 0 layers"):
             Search(service, "s", driver.ring).check()
@@ -125,7 +128,7 @@ def test_nodes_without_room_are_named() -> None:
 
 def test_no_answer_is_said_with_the_address() -> None:
     with pytest.raises(EngineUnusable, match=r"http://127.0.0.1:1 does not answer GET /state"):
-        ExoDriver(Http("http://127.0.0.1:1"), PLAN)
+        driver_at("http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -153,5 +156,5 @@ def test_states_without_memory_have_none(state: Any) -> None:
 def test_settings_are_plain_json(tmp_path: Any) -> None:
     exo = cluster()
     with served(exo) as url:
-        ExoDriver(Http(url), PLAN).measure((8, 5, 3))
+        driver_at(url).measure((8, 5, 3))
     assert json.loads(json.dumps(exo.posted[0])) == exo.posted[0]

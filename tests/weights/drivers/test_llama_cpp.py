@@ -10,7 +10,7 @@ from gguf import GGUFWriter
 
 from tests.weights.memory_store import MemoryStore
 from weights.drivers.gguf_layers import read_num_layers
-from weights.drivers.llama_cpp import LlamaBench, LlamaCppDriver
+from weights.drivers.llama_cpp import LlamaCppDriver
 from weights.drivers.loop import Search, drive
 from weights.errors import EngineUnusable, TrialFailed
 from weights.samplers import SAMPLERS
@@ -51,19 +51,19 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def bench(tmp_path: Path, model: Path, body: str = "", **fields: Any) -> LlamaBench:
+def driver_of(tmp_path: Path, model: Path, body: str = "", **fields: Any) -> LlamaCppDriver:
     program = tmp_path / "llama-bench"
     program.write_text(BENCH.format(python=sys.executable, body=body))
     program.chmod(0o755)
     rpc = ("10.0.0.2:50052", "10.0.0.3:50052")
-    return LlamaBench(str(program), model, rpc, ("CUDA0",), timeout_s=60, **fields)
+    return LlamaCppDriver(str(program), model, rpc, ("CUDA0",), timeout_s=60, **fields)
 
 
 @pytest.mark.slow
 def test_the_search_fills_the_fastest_devices(tmp_path: Path, model: Path) -> None:
     lines: list[str] = []
     service = WeightsService(MemoryStore(), SAMPLERS["adaptive"])
-    driver = LlamaCppDriver(bench(tmp_path, model))
+    driver = driver_of(tmp_path, model)
     assert drive(driver, Search(service, "s", driver.ring), 20, lines.append) == (10, 1, 1)
     assert json.loads(lines[-1])["setting"] == (
         "--rpc 10.0.0.2:50052,10.0.0.3:50052 --device RPC0,RPC1,CUDA0 --n-gpu-layers 999 "
@@ -75,7 +75,7 @@ def test_the_search_fills_the_fastest_devices(tmp_path: Path, model: Path) -> No
 def test_devices_get_exactly_the_layers_asked_for(
     tmp_path: Path, model: Path, layers: tuple[int, int, int]
 ) -> None:
-    driver = LlamaCppDriver(bench(tmp_path, model))
+    driver = driver_of(tmp_path, model)
     expected = 1000 / (layers[0] + 2 * layers[1] + 4 * layers[2])
     assert driver.measure(layers) == pytest.approx(expected)
 
@@ -83,7 +83,7 @@ def test_devices_get_exactly_the_layers_asked_for(
 def test_prompts_are_part_of_a_request_where_they_are_asked_for(
     tmp_path: Path, model: Path
 ) -> None:
-    driver = LlamaCppDriver(bench(tmp_path, model, prompt_tokens=80, generated_tokens=10))
+    driver = driver_of(tmp_path, model, prompt_tokens=80, generated_tokens=10)
     assert driver.measure((4, 4, 4)) == pytest.approx(10 / (80 / (8000 / 28) + 10 / (1000 / 28)))
 
 
@@ -103,11 +103,11 @@ def test_what_llama_bench_cannot_measure_is_a_failed_trial(
     tmp_path: Path, model: Path, body: str, reason: str
 ) -> None:
     with pytest.raises(TrialFailed, match=reason):
-        LlamaCppDriver(bench(tmp_path, model, body)).measure((4, 4, 4))
+        driver_of(tmp_path, model, body).measure((4, 4, 4))
 
 
 def test_a_program_that_is_not_there_ends_the_search(model: Path) -> None:
-    driver = LlamaCppDriver(LlamaBench("/nowhere/llama-bench", model, ("a:1", "b:2")))
+    driver = LlamaCppDriver("/nowhere/llama-bench", model, ("a:1", "b:2"))
     with pytest.raises(EngineUnusable, match="/nowhere/llama-bench does not start"):
         driver.measure((6, 6))
 

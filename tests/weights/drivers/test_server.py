@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import requests
 from lab.kit.servers import TIMEOUT_S, eventually
 from tests.ports import free_port
 from weights.drivers import command
-from weights.drivers.server import ServerDriver, ServerPlan
+from weights.drivers.server import ServerDriver
 from weights.errors import EngineUnusable, TrialFailed
 
 # Two stages of six layers; a step takes as long as the slower one. `child` outlives its parent.
@@ -46,7 +47,7 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def plan(tmp_path: Path, *arguments: str, **fields: Any) -> ServerPlan:
+def driver_of(tmp_path: Path, *arguments: str, **fields: Any) -> ServerDriver:
     port = free_port()
     script = tmp_path / "server.py"
     script.write_text(SERVER)
@@ -62,7 +63,7 @@ def plan(tmp_path: Path, *arguments: str, **fields: Any) -> ServerPlan:
         "generated_tokens": 10,
         "start_timeout_s": 60,
     }
-    return ServerPlan(**given | fields)
+    return ServerDriver(**given | fields)
 
 
 def is_gone(pid: int) -> bool:
@@ -78,32 +79,30 @@ pytestmark = pytest.mark.slow
 
 def test_a_split_is_in_the_environment_and_nothing_is_left(tmp_path: Path) -> None:
     child_file = tmp_path / "child"
-    one = plan(tmp_path, "--child", str(child_file))
-    driver = ServerDriver(one)
+    driver = driver_of(tmp_path, "--child", str(child_file))
     assert driver.measure((2, 4)) > 0
     assert eventually(lambda: is_gone(int(child_file.read_text())))
     with pytest.raises(requests.ConnectionError):
-        requests.get(one.url, timeout=TIMEOUT_S)
+        requests.get(driver.url, timeout=TIMEOUT_S)
     assert driver.finish((2, 4)) == "PARTITION=2,4"
 
 
 def test_a_server_that_ends_is_a_failed_trial_with_its_last_words(tmp_path: Path) -> None:
-    driver = ServerDriver(plan(tmp_path))
+    driver = driver_of(tmp_path)
     with pytest.raises(TrialFailed, match="ended with 1: out of memory on stage 0"):
         driver.measure((5, 1))
 
 
 def test_another_server_in_its_place_is_not_measured(tmp_path: Path) -> None:
-    outer = plan(tmp_path)
-    served = ServerDriver(outer)._served((2, 4))
+    driver = driver_of(tmp_path)
+    served = driver._served((2, 4))
     with served, pytest.raises(EngineUnusable, match="answers already"):
-        ServerDriver(outer)
+        replace(driver)
 
 
 def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)):
-        silent = plan(tmp_path, command=("sleep", "600"), start_timeout_s=0.2)
-        driver = ServerDriver(silent)
+        driver = driver_of(tmp_path, command=("sleep", "600"), start_timeout_s=0.2)
         with pytest.raises(TrialFailed, match=r"not answer within 0\.2 s"):
             driver.measure((2, 4))
 
@@ -111,11 +110,11 @@ def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
 def test_the_command_finds_a_split_that_runs_and_keeps_what_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = plan(tmp_path)
+    driver = driver_of(tmp_path)
     monkeypatch.setenv("WEIGHTS_DB", str(tmp_path / "weights.db"))
     arguments = ["command", "--variable", "PARTITION", "--stages", "2", "--layers", "6"]
-    arguments += ["--url", one.url, "--model", "m", "--users", "2", "--trials", "8"]
-    arguments += ["--repeats", "2", "--timeout", "60", "--", *one.command]
+    arguments += ["--url", driver.url, "--model", "m", "--users", "2", "--trials", "8"]
+    arguments += ["--repeats", "2", "--timeout", "60", "--", *driver.command]
     command.main(arguments, standalone_mode=False)
     # Which split is the best is measured, on a machine that may be busy; none that failed is.
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
