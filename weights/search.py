@@ -1,12 +1,12 @@
-"""The data types of a partition search, and the protocol of samplers.
+"""The data types of a partition search, and of its samplers.
 
 A search asks for shares (one share of the model per node, summing to 1), measures them, tells the
 metric, and asks again. All values are immutable and consist of plain Python numbers: any thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -97,16 +97,16 @@ class Assessment:
     concentration: tuple[float, ...] | None
 
 
-class Sampler(Protocol):
-    """Chooses the next measurements. Pure: any thread with its own `rng`."""
+class ProposalRequest(NamedTuple):
+    """A request for `count` proposals, to be measured in parallel with the `pending` shares, whose
+    results are not told yet. Observations are in the order they were told."""
 
-    def __call__(
-        self,
-        problem: Problem,
-        observations: Sequence[Observation],
-        pending: Sequence[Shares],
-        count: int,
-        rng: np.random.Generator,
-    ) -> list[Proposal]:
-        """Returns `count` shares within the bounds, to be measured in parallel with the `pending`
-        ones, whose results are not told yet. Observations are in the order they were told."""
+    problem: Problem
+    observations: Sequence[Observation]
+    pending: Sequence[Shares]
+    count: int
+    rng: np.random.Generator
+
+
+Sampler = Callable[[ProposalRequest], list[Proposal]]
+"""Proposes shares within the bounds. Pure: any thread with its own `rng`."""

@@ -15,7 +15,7 @@ from weights.samplers.cost_model import Bounds
 from weights.samplers.model_choice import guide, most_trusted
 from weights.samplers.stages import SlowestStage, fit_slowest_stage
 from weights.samplers.trials import trials_from
-from weights.search import Observation, Problem, Proposal
+from weights.search import Observation, Problem, Proposal, ProposalRequest
 
 Metric = Callable[[FloatArray], float]
 COSTS = np.array([1.0, 2.0, 4.0])
@@ -33,7 +33,7 @@ def search(
     observations: list[Observation] = []
     proposals: list[Proposal] = []
     for _ in range(trials):
-        proposals += sampler(problem, observations, [], 1, rng)
+        proposals += sampler(ProposalRequest(problem, observations, [], 1, rng))
         weights = proposals[-1].shares
         observations.append(Observation(weights, metric(np.array(weights))))
     return observations, proposals
@@ -67,7 +67,8 @@ def test_one_seed_gives_one_proposal(name: SamplerName) -> None:
     observations, _ = search("random", FREE, slowest, 52)
     sampler = SAMPLERS[name]
     first, again, other = (
-        sampler(FREE, observations, [], 2, np.random.default_rng(seed)) for seed in (1, 1, 2)
+        sampler(ProposalRequest(FREE, observations, [], 2, np.random.default_rng(seed)))
+        for seed in (1, 1, 2)
     )
     assert first == again != other
     assert assess(FREE, observations) == assess(FREE, observations)
@@ -75,8 +76,8 @@ def test_one_seed_gives_one_proposal(name: SamplerName) -> None:
 
 def test_several_asks_at_once_differ_from_each_other() -> None:
     observations, _ = search("random", FREE, slowest, 10)
-    sampler = SAMPLERS["adaptive"]
-    proposed = sampler(FREE, observations, [(0.5, 0.3, 0.2)], 4, np.random.default_rng(0))
+    request = ProposalRequest(FREE, observations, [(0.5, 0.3, 0.2)], 4, np.random.default_rng(0))
+    proposed = SAMPLERS["adaptive"](request)
     assert len({proposal.shares for proposal in proposed}) == 4
 
 

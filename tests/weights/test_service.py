@@ -1,12 +1,10 @@
 """What the service adds to store and sampler: pending asks, repeats of one split."""
 
-from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from tests.weights.memory_store import MemoryStore
-from weights.search import Observation, Problem, Proposal, Shares
+from weights.search import Observation, Problem, Proposal, ProposalRequest, Shares
 from weights.service import (
     EXPIRY_S,
     MAX_FITTED,
@@ -27,16 +25,9 @@ class RecordingSampler:
         self.observations: list[Observation] = []
         self.pending: list[Shares] = []
 
-    def __call__(
-        self,
-        problem: Problem,
-        observations: Sequence[Observation],
-        pending: Sequence[Shares],
-        count: int,
-        rng: np.random.Generator,
-    ) -> list[Proposal]:
-        self.observations, self.pending = list(observations), list(pending)
-        return [Proposal(HALF, "fixed")] * count
+    def __call__(self, asked: ProposalRequest) -> list[Proposal]:
+        self.observations, self.pending = list(request.observations), list(request.pending)
+        return [Proposal(HALF, "fixed")] * request.count
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from weights.samplers.cost_model import Bounds, Fit
 from weights.samplers.dirichlet import propose_at_random
 from weights.samplers.model_choice import guide
 from weights.samplers.trials import SAME, Trials, succeeded, trials_from
-from weights.search import Observation, Problem, Proposal, Shares
+from weights.search import ProposalRequest, Observation, Problem, Proposal, Shares
 from weights.simplex import sample_uniform
 
 EXPLOIT_EVERY = 3
@@ -23,16 +23,11 @@ MAX_REDRAWS = 16  # redraws of shares that have failed
 QUIET = 1e-3  # noise of a cost below which a repeat is useless
 
 
-def propose_adaptively(
-    problem: Problem,
-    observations: Sequence[Observation],
-    pending: Sequence[Shares],
-    count: int,
-    rng: np.random.Generator,
-) -> list[Proposal]:
+def propose_adaptively(request: ProposalRequest) -> list[Proposal]:
+    problem, observations, pending, count, rng = request
     history = list(succeeded(observations, problem))
     if len({each.shares for each in history}) < MIN_POINTS:
-        return propose_at_random(problem, observations, pending, count, rng)
+        return propose_at_random(request)
     failed = {each.shares for each in observations} - {each.shares for each in history}
     # Running trials are assumed to give the results that the model expects.
     for shares in pending:

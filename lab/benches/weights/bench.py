@@ -37,7 +37,7 @@ from lab.benches.weights.objectives import Task, make_task
 from lab.kit.servers import ROOT
 from weights.samplers import SAMPLERS, SamplerName
 from weights.samplers.assessment import assess
-from weights.search import Observation, Problem
+from weights.search import Observation, Problem, ProposalRequest
 
 RESULTS = ROOT / "var" / "bench" / "weights.json"
 PEERS = ROOT / "var" / "bench" / "weights-peers"
@@ -134,7 +134,7 @@ def run_ours(method: str, task: Task, trials: int, seed: int) -> dict[str, float
     observations: list[Observation] = []
     found = {}
     for trial in range(1, trials + 1):
-        [proposal] = sampler(problem, observations, [], 1, rng)
+        [proposal] = sampler(ProposalRequest(problem, observations, [], 1, rng))
         metric = task.measure(np.array(proposal.shares), noise)
         observations.append(Observation(proposal.shares, metric))
         if trial in CHECKPOINTS:
