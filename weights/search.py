@@ -6,7 +6,7 @@ metric, and asks again. All values are immutable and consist of plain Python num
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -97,7 +97,8 @@ class Assessment:
     concentration: tuple[float, ...] | None
 
 
-class ProposalRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ProposalRequest:
     """A request for `count` proposals, to be measured in parallel with the `pending` shares, whose
     results are not told yet. Observations are in the order they were told."""
 

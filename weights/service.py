@@ -14,7 +14,15 @@ import numpy as np
 from weights.errors import SessionNotFound
 from weights.partition import Layers, layers_of, snapped
 from weights.samplers.assessment import assess
-from weights.search import ProposalRequest, Assessment, Observation, Problem, Proposal, Sampler, Shares
+from weights.search import (
+    Assessment,
+    Observation,
+    Problem,
+    Proposal,
+    ProposalRequest,
+    Sampler,
+    Shares,
+)
 from weights.session import Session, UpdateEffect, best_of, check_same
 from weights.store import WeightStore
 
@@ -69,9 +77,7 @@ class WeightsService:
             [] if seed is not None else self._pending.shares_of(session_id, problem.number_of_nodes)
         )
         rng = np.random.default_rng(None if seed is None else [seed, len(observations)])
-        proposals = self._sampler(
-            ProposalRequest(problem, observations, pending, count, rng)
-        )
+        proposals = self._sampler(ProposalRequest(problem, observations, pending, count, rng))
         self._pending.add(session_id, [proposal.shares for proposal in proposals])
         return proposals
 

@@ -1,6 +1,5 @@
 """What the service adds to store and sampler: pending asks, repeats of one split."""
 
-
 import pytest
 
 from tests.weights.memory_store import MemoryStore
@@ -25,7 +24,7 @@ class RecordingSampler:
         self.observations: list[Observation] = []
         self.pending: list[Shares] = []
 
-    def __call__(self, asked: ProposalRequest) -> list[Proposal]:
+    def __call__(self, request: ProposalRequest) -> list[Proposal]:
         self.observations, self.pending = list(request.observations), list(request.pending)
         return [Proposal(HALF, "fixed")] * request.count
 

@@ -15,7 +15,7 @@ from weights.samplers.cost_model import Bounds, Fit
 from weights.samplers.dirichlet import propose_at_random
 from weights.samplers.model_choice import guide
 from weights.samplers.trials import SAME, Trials, succeeded, trials_from
-from weights.search import ProposalRequest, Observation, Problem, Proposal, Shares
+from weights.search import Observation, Problem, Proposal, ProposalRequest, Shares
 from weights.simplex import sample_uniform
 
 EXPLOIT_EVERY = 3
@@ -24,16 +24,16 @@ QUIET = 1e-3  # noise of a cost below which a repeat is useless
 
 
 def propose_adaptively(request: ProposalRequest) -> list[Proposal]:
-    problem, observations, pending, count, rng = request
+    problem, observations, rng = request.problem, request.observations, request.rng
     history = list(succeeded(observations, problem))
     if len({each.shares for each in history}) < MIN_POINTS:
         return propose_at_random(request)
     failed = {each.shares for each in observations} - {each.shares for each in history}
     # Running trials are assumed to give the results that the model expects.
-    for shares in pending:
+    for shares in request.pending:
         history.append(_Step(problem, history, rng).expected(shares))
     proposals = []
-    for _ in range(count):
+    for _ in range(request.count):
         step = _Step(problem, history, rng)
         proposals.append(step.proposal(failed))
         history.append(step.expected(proposals[-1].shares))

@@ -6,7 +6,7 @@ from weights.partition import snapped
 from weights.samplers.concentration import most_likely_concentration
 from weights.samplers.cost_model import Bounds
 from weights.samplers.trials import succeeded, trials_from
-from weights.search import ProposalRequest, Proposal
+from weights.search import Proposal, ProposalRequest
 from weights.simplex import sample_dirichlet, sample_uniform
 
 MIN_TRIALS = 50

@@ -17,7 +17,6 @@ from weights.samplers import SAMPLERS
 from weights.service import WeightsService
 
 
-
 def driver_at(url: str) -> ExoDriver:
     return ExoDriver(Http(url), MODEL, repeats=1, load_timeout_s=30, poll_s=0.01)
 
