@@ -11,11 +11,11 @@ import numpy as np
 
 from common.numerics import BoolArray, FloatArray, IntArray
 from optimizer.candidates.curves import Curves, curves_of, key_of
-from optimizer.model.curve_chain import CurveModel, CurveReplica
+from optimizer.model.curve_chain import CurveReplica, CurveReplicas
 from optimizer.model.curve_rates import Shape
 from optimizer.model.latency import SHARED, Columns, IterationModel, LatencyModel, PhaseModel
-from optimizer.model.queueing import MAX_BATCH, OwnChain, Performance, Replica, analyze
-from optimizer.model.sizing import Sizing, size
+from optimizer.model.queueing import MAX_BATCH, Performance, Replica
+from optimizer.model.sizing import Replicas, Sizing, size
 from optimizer.spec import PerfData
 
 QUEUE_PER_BATCH = 10  # places to wait for each place in service, without maxQueueSize
@@ -115,14 +115,14 @@ class ReplicaTable(RequestTable):
         """Returns whether service takes time and the system has more than one place."""
         valid = np.zeros(len(self), dtype=np.bool_)
         for rows, replica in self._by_model():
-            valid[rows] = replica.model.is_valid() & (replica.max_batch + replica.max_queue > 1)
+            valid[rows] = replica.is_valid()
         return valid
 
     def analyze(self, rate_per_ms: FloatArray) -> Performance:
         """Returns the performance of every replica at its rate. All must be valid."""
         found = Performance.zeros(len(self))
         for rows, replica in self._by_model():
-            found.put(rows, analyze(replica, rate_per_ms[rows]))
+            found.put(rows, replica.analyze(rate_per_ms[rows]))
         return found
 
     def size(self) -> Sizing:
@@ -145,27 +145,24 @@ class ReplicaTable(RequestTable):
             self.chains[key] = CurveReplica(self.curves[curve], shape, scv, int(batch), int(queue))
         return self.chains[key]
 
-    def _by_model(self) -> Iterator[tuple[IntArray, Replica]]:
+    def _by_model(self) -> Iterator[tuple[IntArray, Replicas]]:
         """Yields the entries of each latency model and their replicas."""
         kinds = np.where(self.curve > 0, Kind.CURVE, self.iterates)
         for kind in Kind:
             rows = np.flatnonzero(kinds == kind)
             if rows.size:
-                part = self.take(rows)
-                batch, queue = part.max_batch.astype(np.int64), part.max_queue.astype(np.int64)
-                yield rows, Replica(part._model(kind), batch, queue)
+                yield rows, self.take(rows)._replicas(kind)
 
-    def _model(self, kind: Kind) -> LatencyModel | OwnChain:
+    def _replicas(self, kind: Kind) -> Replicas:
+        if kind is Kind.CURVE:
+            chains = (self.curve_replica(row) for row in range(len(self)))
+            return CurveReplicas([chain for chain in chains if chain is not None])
         parameters = (self.alpha_ms, self.beta_ms, self.gamma_ms)
         tokens = (self.in_tokens, self.out_tokens)
-        match kind:
-            case Kind.PHASE:
-                return PhaseModel(*parameters, self.delta_ms, *tokens)
-            case Kind.ITERATION:
-                return IterationModel(*parameters, *tokens)
-            case Kind.CURVE:
-                chains = (self.curve_replica(row) for row in range(len(self)))
-                return CurveModel([chain for chain in chains if chain is not None])
+        model: LatencyModel = IterationModel(*parameters, *tokens)
+        if kind is Kind.PHASE:
+            model = PhaseModel(*parameters, self.delta_ms, *tokens)
+        return Replica(model, self.max_batch.astype(np.int64), self.max_queue.astype(np.int64))
 
 
 class SizingCache:

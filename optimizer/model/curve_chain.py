@@ -81,6 +81,11 @@ class CurveReplica:
         self.max_batch, self.max_queue = max_batch, max_queue
 
     @property
+    def is_valid(self) -> bool:
+        takes_time = float(self.curve.decode.at(np.ones(1))[0]) > 0
+        return takes_time and self.max_batch >= 1 and self.max_batch + self.max_queue > 1
+
+    @property
     def rates(self) -> StateRates:
         return self._rates[0]
 
@@ -286,35 +291,23 @@ class CurveReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class CurveModel:
-    """Replicas with service curves, as a model for `queueing`; one entry per pair."""
+class CurveReplicas:
+    """Replicas with service curves, with the methods of `queueing.Replica`; one entry per pair."""
 
     replicas: Sequence[CurveReplica]
 
-    def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
-        """Returns the mean service time with `concurrency` in service, whole and at most the batch;
-        with all rows taken, the time of requests that waited."""
-        in_service = np.broadcast_to(np.asarray(concurrency), (len(self.replicas),))
-        times = []
-        for replica, rows in zip(self.replicas, in_service, strict=True):
-            is_full = rows >= replica.max_batch > 1
-            rate = replica.max_rate_per_ms if is_full else replica.rates.rate_per_ms[int(rows) - 1]
-            times.append(rows / rate)
-        return np.array(times, dtype=np.float64)
+    def take(self, pairs: IntArray) -> "CurveReplicas":
+        return CurveReplicas([self.replicas[pair] for pair in pairs.tolist()])
 
     def is_valid(self) -> BoolArray:
-        return np.array(
-            [
-                replica.curve.decode.at(np.ones(1))[0] > 0 and replica.max_batch >= 1
-                for replica in self.replicas
-            ],
-            dtype=np.bool_,
-        )
+        return np.array([each.is_valid for each in self.replicas], dtype=np.bool_)
 
-    def take(self, pairs: IntArray) -> "CurveModel":
-        return CurveModel([self.replicas[pair] for pair in pairs.tolist()])
+    def idle_service_ms(self) -> FloatArray:
+        return np.array([1 / float(each.rates.rate_per_ms[0]) for each in self.replicas])
 
-    def performance(self, rate_per_ms: FloatArray) -> Performance:
-        """Returns the performance of every replica at its own rate."""
+    def max_rate_per_ms(self) -> FloatArray:
+        return np.array([each.max_rate_per_ms for each in self.replicas])
+
+    def analyze(self, rate_per_ms: FloatArray) -> Performance:
         rates = zip(self.replicas, rate_per_ms.tolist(), strict=True)
         return Performance.from_rows([replica.solve(rate)[:-1] for replica, rate in rates])

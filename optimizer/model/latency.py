@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from common.numerics import BoolArray, FloatArray, IntArray
+from common.numerics import FloatArray, IntArray
 
 ITERATION_TOKEN_BUDGET = 8192  # tokens one iteration may process; the newer reference's constant
 
@@ -103,10 +103,6 @@ class PhaseModel(Columns):
         )
         return self.alpha_ms + self.beta_ms * beside, occupancy.wait_ms + prefill_ms
 
-    def is_valid(self) -> BoolArray:
-        """Returns False where a request would take no time at all, so that no rate is a maximum."""
-        return self.service_ms(1.0) > 0
-
 
 @dataclass(frozen=True, slots=True)
 class IterationModel(Columns):
@@ -142,9 +138,6 @@ class IterationModel(Columns):
         itl_ms = np.maximum(occupancy.service_ms - prefill_ms, 0.0) / self.out_tokens
         return itl_ms, occupancy.wait_ms + prefill_ms + itl_ms
 
-    def is_valid(self) -> BoolArray:
-        return self.service_ms(1.0) > 0
-
     def _chunks(self, concurrency: FloatArray | float) -> FloatArray:
         """Returns c(n): the condition times k is a quadratic in k, solved and rounded up."""
         budget, i, m = ITERATION_TOKEN_BUDGET, self.in_tokens, self.out_tokens
@@ -163,4 +156,3 @@ class IterationModel(Columns):
 
 
 LatencyModel = PhaseModel | IterationModel
-"""A model whose latencies follow from the means of a state."""

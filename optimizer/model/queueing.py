@@ -18,7 +18,6 @@ Units: milliseconds and requests per millisecond. Pure: any thread.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -37,17 +36,60 @@ MAX_BETA = 1e9  # parameter beyond which the beta function loses digits
 class Replica:
     """Pairs as queues: speed (`model`), places in service (N) and places to wait (Q)."""
 
-    model: "LatencyModel | OwnChain"
+    model: LatencyModel
     max_batch: IntArray
     max_queue: IntArray
 
     def take(self, pairs: IntArray) -> "Replica":
         return Replica(self.model.take(pairs), self.max_batch[pairs], self.max_queue[pairs])
 
+    def is_valid(self) -> BoolArray:
+        """Returns whether service takes time, so that there is a highest rate, and there is more
+        than one place."""
+        return (self.idle_service_ms() > 0) & (self.max_batch + self.max_queue > 1)
+
+    def idle_service_ms(self) -> FloatArray:
+        """Returns the service time of a request that is alone."""
+        return self.model.service_ms(1.0)
+
     def max_rate_per_ms(self) -> FloatArray:
         """Returns mu(N), the service rate with every place taken."""
         max_batch = self.max_batch.astype(np.float64)
         return max_batch / self.model.service_ms(max_batch)
+
+    def analyze(self, rate_per_ms: FloatArray) -> "Performance":
+        """Returns the chain in steady state, at any rate > 0: a finite queue copes with overload.
+
+        `concurrency` is the number in service that an admitted request finds, itself included. By
+        Little's law, the wait is the queue's length over the throughput, and the service time is
+        the number in service over the throughput.
+        """
+        max_batch = self.max_batch.astype(np.float64)
+        with np.errstate(over="ignore", divide="ignore"):
+            below, mean_below = _states_below_batch(self, rate_per_ms)
+            log_load = np.log(rate_per_ms / self.max_rate_per_ms())
+            tail = queue_sums(log_load, self.max_queue.astype(np.float64))
+            below = below * tail.scale
+            admitted = below + tail.open
+            throughput = rate_per_ms / (1.0 + tail.full / admitted)
+            met = mean_below + 1.0
+            concurrency = met + (max_batch - met) * (tail.open / admitted)
+            at_batch = tail.open + tail.full
+            in_service = mean_below + (max_batch - mean_below) * (at_batch / (below + at_batch))
+            occupancy = Occupancy(
+                concurrency=np.clip(concurrency, 1.0, max_batch),
+                service_ms=in_service / throughput,
+                wait_ms=tail.length / (rate_per_ms * admitted),
+                in_service=in_service,
+            )
+        columns = (
+            throughput,
+            tail.full / (admitted + tail.full),
+            *occupancy.columns(),
+            *self.model.latencies_ms(occupancy),
+            np.clip(in_service / max_batch, 0.0, 1.0),
+        )
+        return Performance(*columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,58 +105,6 @@ class Performance(Columns):
     itl_ms: FloatArray
     ttft_ms: FloatArray
     utilization: FloatArray  # in_service / N, in 0..1
-
-
-@runtime_checkable
-class OwnChain(Protocol):
-    """A model whose chain and latencies depend on more than its service times."""
-
-    def service_ms(self, concurrency: FloatArray | float) -> FloatArray: ...
-
-    def is_valid(self) -> BoolArray: ...
-
-    def take(self, pairs: IntArray) -> Self: ...
-
-    def performance(self, rate_per_ms: FloatArray) -> Performance:
-        """Returns the performance of every replica in steady state, at any rate > 0."""
-
-
-def analyze(replica: Replica, rate_per_ms: FloatArray) -> Performance:
-    """Returns the chain in steady state, at any rate > 0: a finite queue copes with overload.
-
-    `concurrency` is the number in service that an admitted request finds, itself included. By
-    Little's law, the wait is the queue's length over the throughput, and the service time is the
-    number in service over the throughput.
-    """
-    if isinstance(replica.model, OwnChain):
-        return replica.model.performance(rate_per_ms)
-    max_batch = replica.max_batch.astype(np.float64)
-    with np.errstate(over="ignore", divide="ignore"):
-        below, mean_below = _states_below_batch(replica, rate_per_ms)
-        tail = queue_sums(
-            np.log(rate_per_ms / replica.max_rate_per_ms()), replica.max_queue.astype(np.float64)
-        )
-        below = below * tail.scale
-        admitted = below + tail.open
-        throughput = rate_per_ms / (1.0 + tail.full / admitted)
-        met = mean_below + 1.0
-        concurrency = met + (max_batch - met) * (tail.open / admitted)
-        at_batch = tail.open + tail.full
-        in_service = mean_below + (max_batch - mean_below) * (at_batch / (below + at_batch))
-        occupancy = Occupancy(
-            concurrency=np.clip(concurrency, 1.0, max_batch),
-            service_ms=in_service / throughput,
-            wait_ms=tail.length / (rate_per_ms * admitted),
-            in_service=in_service,
-        )
-    columns = (
-        throughput,
-        tail.full / (admitted + tail.full),
-        *occupancy.columns(),
-        *replica.model.latencies_ms(occupancy),
-        np.clip(in_service / max_batch, 0.0, 1.0),
-    )
-    return Performance(*columns)
 
 
 def _states_below_batch(replica: Replica, rate_per_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -234,7 +224,7 @@ def _affine_mean_below(
 
 
 def _recur(
-    model: LatencyModel | OwnChain, rate: FloatArray, running: list[int]
+    model: LatencyModel, rate: FloatArray, running: list[int]
 ) -> tuple[FloatArray, FloatArray]:
     """Returns E_N and the mean state below N for any service curve, also in overload."""
     below, mean = np.zeros_like(rate), np.zeros_like(rate)

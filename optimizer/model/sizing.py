@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.numerics import BoolArray, FloatArray, IntArray, part_of_scipy
+from optimizer.model.curve_chain import CurveReplicas
 from optimizer.model.latency import Columns
-from optimizer.model.queueing import Replica, analyze
+from optimizer.model.queueing import Replica
 
 LOWEST_RATE = 0.001  # share of mu(1) at which a replica counts as idle
 HIGHEST_RATE = 0.999  # share of mu(N); beyond mu(N) the queue grows without bound
 TPS_MARGIN = 0.9  # share of the highest rate up to which a throughput target may load a replica
 TOLERANCE = 1e-12  # absolute and relative error of the share of the highest rate
+
+Replicas = Replica | CurveReplicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,12 @@ class Sizing(Columns):
         return self.rate_per_ms > 0
 
 
-def rate_range(replica: Replica) -> tuple[FloatArray, FloatArray]:
+def rate_range(replica: Replicas) -> tuple[FloatArray, FloatArray]:
     """Returns the search's bounds: the arrival rates when idle and near saturation."""
-    return (LOWEST_RATE / replica.model.service_ms(1.0), HIGHEST_RATE * replica.max_rate_per_ms())
+    return LOWEST_RATE / replica.idle_service_ms(), HIGHEST_RATE * replica.max_rate_per_ms()
 
 
-def size(replica: Replica, ttft_ms: FloatArray, itl_ms: FloatArray, tps: FloatArray) -> Sizing:
+def size(replica: Replicas, ttft_ms: FloatArray, itl_ms: FloatArray, tps: FloatArray) -> Sizing:
     """Returns the highest rates at which TTFT and ITL meet their targets. Both grow with the rate.
 
     Targets are per pair, 0 for none; `tps` are tokens per second. A target that is met just below
@@ -49,7 +52,7 @@ def size(replica: Replica, ttft_ms: FloatArray, itl_ms: FloatArray, tps: FloatAr
     """
     lowest, highest = rate_range(replica)
     pairs = np.arange(lowest.size)
-    ends = analyze(replica.take(np.tile(pairs, 2)), np.concatenate([lowest, highest]))
+    ends = replica.take(np.tile(pairs, 2)).analyze(np.concatenate([lowest, highest]))
     # Each [2, pairs]: TTFT and ITL.
     idle_ms, loaded_ms = np.stack([ends.ttft_ms, ends.itl_ms]).reshape(2, 2, -1).swapaxes(0, 1)
     wanted_ms = np.stack([ttft_ms, itl_ms])
@@ -60,7 +63,7 @@ def size(replica: Replica, ttft_ms: FloatArray, itl_ms: FloatArray, tps: FloatAr
     for_ttft, for_itl = rates
     for_tps = np.where(tps > 0, TPS_MARGIN * highest, highest)
     rate = np.minimum(np.minimum(for_ttft, for_itl), for_tps)
-    at_rate = analyze(replica, np.where(rate > 0, rate, highest))
+    at_rate = replica.analyze(np.where(rate > 0, rate, highest))
     return Sizing(
         rate_per_ms=rate,
         throughput_per_ms=np.where(rate > 0, at_rate.throughput_per_ms, 0.0),
@@ -72,7 +75,7 @@ def size(replica: Replica, ttft_ms: FloatArray, itl_ms: FloatArray, tps: FloatAr
     )
 
 
-def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) -> FloatArray:
+def _rates_at(replica: Replicas, wanted_ms: FloatArray, is_between: BoolArray) -> FloatArray:
     """Returns for each True of `is_between` [2, pairs] the rate at which the latency is the target.
 
     Chandrupatla's method (Advances in Engineering Software 28, 1997) on the share of the highest
@@ -84,7 +87,7 @@ def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) ->
 
     def excess(share: FloatArray, problem: IntArray) -> FloatArray:
         """Returns (value - wanted) / (value + wanted), which stays finite where TTFT explodes."""
-        found = analyze(part.take(problem), share * highest[problem])
+        found = part.take(problem).analyze(share * highest[problem])
         value_ms = np.where(metric[problem] == 0, found.ttft_ms, found.itl_ms)
         relative: FloatArray = (value_ms - wanted_ms[problem]) / (value_ms + wanted_ms[problem])
         return relative

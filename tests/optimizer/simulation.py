@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from common.numerics import FloatArray
-from optimizer.model.queueing import analyze
 from tests.optimizer.support import replica
 
 
@@ -168,7 +167,7 @@ def comparison() -> list[tuple[str, float, float, float, float, float, float]]:
         for load in LOADS:
             rate = load * one.max_rate_per_ms()
             seen = serve_token_by_token(shape, float(rate[0]), REQUESTS, SEED)
-            model = analyze(one, rate)
+            model = one.analyze(rate)
             rows.append(
                 (shape.name, load, float(model.utilization[0]), seen.ttft_ms,
                  float(model.ttft_ms[0]), seen.itl_ms, float(model.itl_ms[0]))

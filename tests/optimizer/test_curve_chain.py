@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.benches.truth.simulator import compare, random_systems
-from optimizer.model.curve_chain import CurveModel, CurveReplica
+from optimizer.model.curve_chain import CurveReplica, CurveReplicas
 from optimizer.model.curve_rates import Shape, all_rates
-from optimizer.model.queueing import Replica, analyze
 from optimizer.model.sizing import size
 from optimizer.simulation.server import Server, serve
 from optimizer.simulation.traffic import Requests
@@ -62,7 +61,7 @@ def test_chain_of_flat_steps_without_prompts_is_the_reference_chain() -> None:
     )
     for load in (0.3, 0.7, 0.95):
         rate = load * chain.max_rate_per_ms
-        found, known = chain.solve(rate), analyze(lines, np.array([rate]))
+        found, known = chain.solve(rate), lines.analyze(np.array([rate]))
         assert found.in_service == pytest.approx(known.in_service[0], rel=1e-3)
         assert found.itl_ms == pytest.approx(10, rel=1e-3)
         queue_ms = float(known.wait_ms[0])
@@ -97,8 +96,7 @@ def test_equal_answers_wait_for_half_as_long_as_exponential_ones() -> None:
 
 def test_sizing_finds_the_rate_at_which_the_target_is_met() -> None:
     chain = CurveReplica(BENT, Shape(64, 96), 1.0, 32, 320)
-    one = Replica(CurveModel([chain]), np.array([32]), np.array([320]))
-    sizing = size(one, np.array([50.0]), np.array([0.0]), np.array([0.0]))
+    sizing = size(CurveReplicas([chain]), np.array([50.0]), np.array([0.0]), np.array([0.0]))
     assert chain.solve(float(sizing.rate_for_ttft[0])).ttft_ms == pytest.approx(50, rel=1e-6)
     assert sizing.rate_for_itl[0] == pytest.approx(0.999 * chain.max_rate_per_ms)
 

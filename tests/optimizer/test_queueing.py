@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.numerics import FloatArray
 from optimizer.model import queueing
 from optimizer.model.latency import IterationModel
-from optimizer.model.queueing import MAX_BATCH, Replica, analyze
+from optimizer.model.queueing import MAX_BATCH, Replica
 from tests.optimizer.support import random_replicas, replica
 
 
@@ -44,7 +44,7 @@ def test_measures_are_those_of_the_chain_solved_as_linear_equations(seed: int, l
     throughput = float(rate[0]) * (1 - p[-1])
     in_service = float(np.minimum(states, batch) @ p)
     waiting = float(np.maximum(states - batch, 0) @ p)
-    found = analyze(one, rate)
+    found = one.analyze(rate)
     assert found.throughput_per_ms[0] == pytest.approx(throughput, rel=1e-9)
     assert found.loss[0] == pytest.approx(p[-1], rel=1e-6, abs=1e-13)
     assert found.in_service[0] == pytest.approx(in_service, rel=1e-9)
@@ -79,8 +79,8 @@ def test_overload_continues_what_holds_below_it() -> None:
     replicas = random_replicas(50, seed=6)
     top = replicas.max_rate_per_ms()
     just_below, just_above = (
-        analyze(replicas, top * (1 - 1e-9)),
-        analyze(replicas, top * (1 + 1e-9)),
+        replicas.analyze(top * (1 - 1e-9)),
+        replicas.analyze(top * (1 + 1e-9)),
     )
     np.testing.assert_allclose(just_below.ttft_ms, just_above.ttft_ms, rtol=1e-5)
     np.testing.assert_allclose(just_below.loss, just_above.loss, rtol=1e-5)
@@ -102,9 +102,9 @@ def test_extremes_give_finite_ordered_numbers(
     speed: dict[str, Any], requests: dict[str, Any], rate: float
 ) -> None:
     one = replica(**speed, **requests)
-    if not one.model.is_valid()[0]:
+    if not one.is_valid()[0]:
         return
-    found = analyze(one, np.array([rate]))
+    found = one.analyze(np.array([rate]))
     for values in (found.throughput_per_ms, found.itl_ms, found.ttft_ms):
         assert np.isfinite(values[0])
         assert values[0] >= 0
@@ -116,22 +116,22 @@ def test_extremes_give_finite_ordered_numbers(
 
 def test_latencies_without_slope_are_flat_and_finite() -> None:
     """beta = delta = 0 divides by zero in the reference."""
-    found = analyze(replica(beta=0, delta=0), np.array([0.002]))
+    found = replica(beta=0, delta=0).analyze(np.array([0.002]))
     assert found.itl_ms[0] == 10
     assert found.ttft_ms[0] - found.wait_ms[0] == pytest.approx(20)
 
 
 def test_no_input_tokens_mean_no_prefill_anywhere() -> None:
     """The reference subtracts gamma all the same and reports too low an ITL."""
-    with_gamma = analyze(replica(gamma=200, in_tokens=0), np.array([0.002]))
-    without = analyze(replica(gamma=0, in_tokens=0), np.array([0.002]))
+    with_gamma = replica(gamma=200, in_tokens=0).analyze(np.array([0.002]))
+    without = replica(gamma=0, in_tokens=0).analyze(np.array([0.002]))
     assert with_gamma.itl_ms[0] == without.itl_ms[0] > 10.3
     assert with_gamma.ttft_ms[0] == with_gamma.wait_ms[0]
 
 
 def test_largest_batch_is_answered() -> None:
     one = replica(out_tokens=1, batch=MAX_BATCH, queue=10 * MAX_BATCH)
-    found = analyze(one, 0.999 * one.max_rate_per_ms())
+    found = one.analyze(0.999 * one.max_rate_per_ms())
     assert np.isfinite(found.ttft_ms[0])
 
 

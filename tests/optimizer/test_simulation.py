@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from optimizer.model.latency import PhaseModel
-from optimizer.model.queueing import Replica, analyze
+from optimizer.model.queueing import Replica
 from tests.optimizer.simulation import Effort, simulate_chains, table
 
 DOCS = Path(__file__).parents[2] / "docs" / "optimizer.md"
@@ -27,7 +27,7 @@ def test_formulas_agree_with_the_simulated_chain_within_two_percent() -> None:
     rate = np.tile(loads, sets) * replica.max_rate_per_ms()
     service_ms = np.stack([model.service_ms(float(n)) for n in range(9)], axis=1)
     seen = simulate_chains(service_ms, rate, batch, queue, Effort(events=2500, copies=500, seed=7))
-    found = analyze(replica, rate)
+    found = replica.analyze(rate)
 
     np.testing.assert_allclose(found.throughput_per_ms, seen.throughput_per_ms, rtol=0.02)
     # What the chain shows is the mean service time; the concurrency that explains it gives the

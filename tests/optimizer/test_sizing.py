@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from common.numerics import FloatArray
-from optimizer.model.queueing import analyze
 from optimizer.model.sizing import HIGHEST_RATE, TPS_MARGIN, rate_range, size
 from tests.optimizer.support import random_replicas, replica
 
@@ -19,13 +18,13 @@ def targets(ttft: float = 0, itl: float = 0, tps: float = 0) -> Iterator[FloatAr
 def test_at_the_rate_the_tightest_target_is_met_exactly(seed: int) -> None:
     replicas = random_replicas(200, seed)
     lowest, highest = rate_range(replicas)
-    idle, loaded = analyze(replicas, lowest), analyze(replicas, highest)
+    idle, loaded = replicas.analyze(lowest), replicas.analyze(highest)
     rng = np.random.default_rng(seed)
     part = rng.uniform(0.05, 0.6, 200)
     ttft_ms = idle.ttft_ms + part * (loaded.ttft_ms - idle.ttft_ms)
     itl_ms = idle.itl_ms + part[::-1] * (loaded.itl_ms - idle.itl_ms)
     found = size(replicas, ttft_ms, itl_ms, np.zeros(200))
-    at_rate = analyze(replicas, found.rate_per_ms)
+    at_rate = replicas.analyze(found.rate_per_ms)
     assert found.feasible.all()
     slack = np.maximum(at_rate.ttft_ms / ttft_ms, at_rate.itl_ms / itl_ms)
     np.testing.assert_allclose(slack, 1, rtol=1e-6)
@@ -47,7 +46,7 @@ def test_constant_itl_above_its_target_is_infeasible() -> None:
 
 def test_target_of_exactly_the_idle_latency_is_feasible() -> None:
     tested = replica()
-    idle = float(analyze(tested, rate_range(tested)[0]).itl_ms[0])
+    idle = float(tested.analyze(rate_range(tested)[0]).itl_ms[0])
     assert size(tested, *targets(itl=idle)).feasible[0]
     assert not size(tested, *targets(itl=idle * (1 - 1e-9))).feasible[0]
 

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 
 from optimizer.app import create_app
 from optimizer.model.latency import PhaseModel
-from optimizer.model.queueing import Replica, analyze
+from optimizer.model.queueing import Replica
 from optimizer.model.tuning import GATE, MAX_REFUSALS, Mean, SpeedTuner
 from optimizer.settings import Settings
 
@@ -27,7 +27,7 @@ def replica(decode: float, prefill: float) -> Replica:
 
 @cache
 def latencies(decode: float, prefill: float, requests_per_s: float) -> tuple[float, float]:
-    found = analyze(replica(decode, prefill), np.array([requests_per_s / 1000]))
+    found = replica(decode, prefill).analyze(np.array([requests_per_s / 1000]))
     return float(found.ttft_ms[0]), float(found.itl_ms[0])
 
 
@@ -153,9 +153,7 @@ def test_time_without_observations_makes_less_sure() -> None:
 )
 def test_nothing_is_learned_from_nothing(ttft_ms: Mean, itl_ms: Mean) -> None:
     tuner = SpeedTuner()
-    assert not tuner.observe(
-        1.0, ttft_ms, itl_ms, 0.0, lambda decode, prefill, load: (100.0, 10.0)
-    )
+    assert not tuner.observe(1.0, ttft_ms, itl_ms, 0.0, lambda decode, prefill, load: (100.0, 10.0))
     assert tuner.factors.decode == 1.0
 
 

@@ -17,7 +17,6 @@ from cluster.replicas import Group, Outcome, Replica, ReplicaState
 from lab.benches.scaling.day import STEP_S, Day, Json
 from optimizer.model.latency import PhaseModel
 from optimizer.model.queueing import Replica as Queue
-from optimizer.model.queueing import analyze
 
 START_S, DRAIN_S = 90.0, 60.0
 HIGHEST = 0.98  # share of a replica's capacity beyond which requests wait for the server
@@ -255,7 +254,7 @@ def _table(perf: Json, load: Json, rows: int) -> Table:
     model = PhaseModel(*(np.full(len(GRID), float(value)) for value in values))
     queue = Queue(model, np.full(len(GRID), rows), np.full(len(GRID), QUEUE * rows))
     most_per_ms = queue.max_rate_per_ms()
-    found = analyze(queue, GRID * most_per_ms)
+    found = queue.analyze(GRID * most_per_ms)
     waiting = GRID * most_per_ms * found.wait_ms
     return Table(
         float(1000 * most_per_ms[0]),
