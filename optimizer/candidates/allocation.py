@@ -70,7 +70,7 @@ def offers(system: System, cache: SizingCache) -> Offers:
         else:
             busy.append(item)
     pairs = size_pairs(busy, options, cache)
-    found, refused_pairs = _candidates(pairs), _refusals(pairs)
+    found, refused_pairs = candidates_of(pairs), refusals_of(pairs)
     for index, item in enumerate(busy):
         contenders[item.server.name] = _contender(item, found[index])
     for name, contender in contenders.items():
@@ -191,7 +191,7 @@ def idle_candidate(server: ServerSpec, option: Option, replicas: int) -> Candida
     )
 
 
-def _refusals(pairs: PairTable) -> dict[str, dict[str, Refusal]]:
+def refusals_of(pairs: PairTable) -> dict[str, dict[str, Refusal]]:
     """Returns why pairs are no candidates, by server and accelerator name."""
     refused: dict[str, dict[str, Refusal]] = defaultdict(dict)
     for row in np.flatnonzero(~pairs.is_candidate).tolist():
@@ -225,7 +225,7 @@ def _refusal(pairs: PairTable, row: int) -> Refusal:
     return Refusal("replicas", f"replicas: {needed:.6g} needed, {bound} allowed", bound, needed)
 
 
-def _candidates(pairs: PairTable) -> dict[int, list[Candidate]]:
+def candidates_of(pairs: PairTable) -> dict[int, list[Candidate]]:
     """Returns the candidates of each server, by its index in `pairs.servers`."""
     rows = np.flatnonzero(pairs.is_candidate)
     option, replicas = pairs.option[rows], pairs.replicas[rows]

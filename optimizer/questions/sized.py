@@ -12,10 +12,11 @@ from typing import Literal
 
 import numpy as np
 
-from common.numerics import BoolArray, FloatArray, IntArray
-from optimizer.candidates.allocation import offers
+from common.numerics import FloatArray
+from optimizer.candidates.allocation import candidates_of, refusals_of
 from optimizer.candidates.curves import scaled
-from optimizer.candidates.eligibility import Refusal
+from optimizer.candidates.eligibility import Eligible, Refusal
+from optimizer.candidates.pairs import OptionTable, PairTable, size_pairs
 from optimizer.candidates.replicas import (
     DEFAULT_QUEUE,
     GEOMETRIC,
@@ -29,21 +30,20 @@ from optimizer.measured import LoadSpec
 from optimizer.model.sizing import Sizing
 from optimizer.solver import Candidate
 from optimizer.spec import (
+    LOWEST_PRIORITY,
     AcceleratorSpec,
     AllocationData,
     ModelTarget,
     ServerSpec,
-    ServiceClassSpec,
 )
 from optimizer.system import System
 
-SERVER = CLASS = "plan"
+SERVER = "plan"
 IN_95 = 1.96  # standard deviations of a normal distribution
 ENDLESS = float("inf")
 AT_ONCE = 3  # options that are sized together in the search for the cheapest
 MOST_MORE = 64  # upper bounds of more than this many times the replicas count as infinite
 NEARLY_FULL = 0.97  # share of the highest rate above which a missed level is due to queueing
-RESOLUTION = 0.01  # relative accuracy of bounds of many replicas
 MOST_LOST = 1e-3  # share of lost requests above which a replica is overloaded
 
 Bind = Literal["slo-ttft", "slo-itl", "capacity"]
@@ -108,18 +108,19 @@ def sized(
     by_name = {option.name: option for option in options}
     if not by_name:
         return [], []
-    offered = offers(_system(demand, options), cache)
-    pairs, sizing = offered.pairs, offered.pairs.sizing
-    fit, unfit = [], []
-    for contender in offered.contenders:
-        for candidate in contender.candidates:
-            bind = _bind(sizing, candidate.row)
-            fit.append(Sized(by_name[candidate.accelerator], candidate, bind))
-    refused = offered.refused_pairs.get(SERVER, {})
-    for row in np.flatnonzero(~pairs.is_candidate).tolist():
-        name = str(pairs.options.names[pairs.option[row]])
-        best = float(sizing.best_ttft_ms[row]), float(sizing.best_itl_ms[row])
-        unfit.append(Unfit(by_name[name], refused[name], *best))
+    pairs = _pairs(demand, options, cache)
+    sizing = pairs.sizing
+    fit = [
+        Sized(by_name[candidate.accelerator], candidate, _bind(sizing, candidate.row))
+        for candidate in candidates_of(pairs)[0]
+    ]
+    refused = refusals_of(pairs).get(SERVER, {})
+    best = zip(options, sizing.best_ttft_ms.tolist(), sizing.best_itl_ms.tolist(), strict=True)
+    unfit = [
+        Unfit(option, refused[option.name], *best_ms)
+        for option, *best_ms in best
+        if option.name in refused
+    ]
     return sorted(fit, key=Sized.in_order), unfit
 
 
@@ -166,7 +167,8 @@ def with_bounds(demand: RequestDemand, found: Sequence[Sized]) -> list[Sized]:
         return []
     replicas = np.array([each.candidate.replicas for each in found], dtype=np.float64)
     quick, slow = (_moved(demand, found, sign) for sign in (-1, 1))
-    fewest, most = (_needed(demand, table, replicas) for table in (quick, slow))
+    fewest, most = (_needed(demand, table) for table in (quick, slow))
+    most = np.where(most > MOST_MORE * replicas, np.inf, most)
     at_quick, at_slow = (_latencies(demand, table, replicas) for table in (quick, slow))
     return [
         replace(
@@ -187,7 +189,8 @@ def _moved(demand: RequestDemand, found: Sequence[Sized], sign: int) -> ReplicaT
         scaled(speed.perf, factor, factor) for speed, factor in zip(speeds, factors, strict=True)
     ]
     shape = (demand.in_tokens, demand.out_tokens)
-    rows = [(*shape, speed.rows, DEFAULT_QUEUE, 0.0, 0.0, 0.0, GEOMETRIC) for speed in speeds]
+    levels = (demand.ttft_ms, demand.itl_ms, 0.0)
+    rows = [(*shape, speed.rows, DEFAULT_QUEUE, *levels, GEOMETRIC) for speed in speeds]
     return ReplicaTable.of(Speeds.of(perfs), RequestTable.from_rows(rows))
 
 
@@ -204,32 +207,11 @@ def _latencies(
     )
 
 
-def _needed(demand: RequestDemand, table: ReplicaTable, start: FloatArray) -> FloatArray:
-    """Returns the fewest replicas that meet the levels; infinite above `MOST_MORE` times."""
-
-    def meets(replicas: FloatArray, rows: IntArray) -> BoolArray:
-        ttft_ms, itl_ms = _latencies(demand, table.take(rows), replicas[rows])
-        has_room = np.isfinite(ttft_ms)
-        in_time = (ttft_ms <= (demand.ttft_ms or ENDLESS)) & (itl_ms <= (demand.itl_ms or ENDLESS))
-        return has_room & in_time
-
-    low, high = np.zeros(start.size), start.copy()
-    open_ = np.arange(start.size)
-    while open_.size:
-        open_ = open_[~meets(high, open_)]
-        low[open_], high[open_] = high[open_], 2 * high[open_]
-        open_ = open_[high[open_] <= MOST_MORE * start[open_]]
-    high = np.where(high > MOST_MORE * start, np.inf, high)
-    while (open_ := np.flatnonzero(np.isfinite(high) & (high - low > _close(high)))).size:
-        middle = np.where(np.isfinite(high), np.floor((low + high) / 2), high)
-        met = meets(middle, open_)
-        high[open_[met]], low[open_[~met]] = middle[open_[met]], middle[open_[~met]]
-    return high
-
-
-def _close(replicas: FloatArray) -> FloatArray:
-    """Returns the accuracy needed for bounds around this number of replicas."""
-    return np.maximum(1.0, np.floor(RESOLUTION * np.where(np.isfinite(replicas), replicas, 0.0)))
+def _needed(demand: RequestDemand, table: ReplicaTable) -> FloatArray:
+    """Returns the replicas that meet the levels; infinite if none do."""
+    with np.errstate(divide="ignore"):
+        needed = demand.rate_per_s / (1000 * table.size().throughput_per_ms)
+    return np.ceil(needed * (1 - 1e-9))
 
 
 def _bind(sizing: Sizing, row: int) -> Bind:
@@ -240,17 +222,16 @@ def _bind(sizing: Sizing, row: int) -> Bind:
     return "slo-itl" if for_itl < for_ttft else "slo-ttft"
 
 
-def _system(demand: RequestDemand, options: Sequence[Option]) -> System:
+def _pairs(demand: RequestDemand, options: Sequence[Option], cache: SizingCache) -> PairTable:
+    """Returns the pairs of one server, for the demand, with each option."""
     model = demand.model.name
-    target = ModelTarget(model=model, slo_itl=demand.itl_ms, slo_ttft=demand.ttft_ms)
     load = LoadSpec(
         known_rate=60 * demand.rate_per_s,
         known_in_tokens=demand.in_tokens,
         known_out_tokens=demand.out_tokens,
     )
-    server = ServerSpec(
-        name=SERVER, class_name=CLASS, model=model, current_alloc=AllocationData(load=load)
-    )
+    server = ServerSpec(name=SERVER, model=model, current_alloc=AllocationData(load=load))
+    target = ModelTarget(model=model, slo_itl=demand.itl_ms, slo_ttft=demand.ttft_ms)
     accelerators = [
         AcceleratorSpec(
             name=option.name,
@@ -260,10 +241,6 @@ def _system(demand: RequestDemand, options: Sequence[Option]) -> System:
         )
         for option in options
     ]
-    return (
-        System()
-        .with_accelerators(accelerators)
-        .with_perf(option.speed.perf for option in options)
-        .with_classes([ServiceClassSpec(name=CLASS, model_targets=[target])])
-        .with_servers([server])
-    )
+    perfs = (option.speed.perf for option in options)
+    system = System().with_accelerators(accelerators).with_perf(perfs)
+    return size_pairs([Eligible(server, target, LOWEST_PRIORITY)], OptionTable(system), cache)
