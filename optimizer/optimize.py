@@ -20,7 +20,7 @@ from optimizer.solver.prices import solve_by_prices
 from optimizer.solver.saturation import Stock
 from optimizer.solver.unlimited import solve_unlimited
 from optimizer.spec import OptimizerSpec
-from optimizer.stabilize import Stability, stabilize
+from optimizer.stabilize import BY_FLAGS, Stability, stabilize
 from optimizer.system import System
 
 NO_CPLEX = "CPLEX is not available here; HiGHS solved it instead"
@@ -39,17 +39,16 @@ class SolveOptions:
     milp_relative_gap: float = 1e-3
 
 
-def optimize(
-    system: System, flags: OptimizerSpec, options: SolveOptions, stability: Stability
-) -> Answer:
+def optimize(system: System, options: SolveOptions, stability: Stability = BY_FLAGS) -> Answer:
     """Returns the allocation of every server that can have one, and reasons for the others."""
+    flags = system.optimizer
     offered = offers(system, options.cache)
     held = {name: fault.running for name, fault in offered.load_faults.items() if fault.running}
     left = Stock(system.capacities, chain.from_iterable(held.values())).cards
     cards = {card_type: max(count, 0) for card_type, count in left.items()}
     solution = choose_solver(flags, options)(Problem(offered.contenders, cards))
     solution = replace(solution, choices={**solution.choices, **held})
-    solution, kept = stabilize(system, offered, solution, flags, stability)
+    solution, kept = stabilize(system, offered, solution, stability)
     allocations = dict(_allocations(system, offered, solution))
     for server in (*kept, *held):
         allocations[server] = replace(allocations[server], is_kept=True)

@@ -40,9 +40,6 @@ class ServiceOptions:
     hold_minutes: float = 0.0
     clock: Callable[[], float] = time.time
 
-    def stability(self, changed_at_s: Mapping[str, float] | None) -> Stability:
-        return Stability(self.clock(), changed_at_s, self.min_gain_percent, self.hold_minutes)
-
 
 class LargeSolves(Turns):
     """Turns of solves that take seconds or much memory. Any thread."""
@@ -80,8 +77,11 @@ class OptimizerService(ABC):
         """Returns the state with the answer's allocations as desired ones, and the answer's
         JSON."""
         start_s, system = time.perf_counter(), state.system
-        stability = self.options.stability(changed_at_s)
-        answer = optimize(system, system.optimizer, self.options.solve, stability)
+        options = self.options
+        stability = Stability(
+            options.clock(), changed_at_s, options.min_gain_percent, options.hold_minutes
+        )
+        answer = optimize(system, options.solve, stability)
         logger.info(
             "solved solver=%s servers=%d unallocated=%d cost=%.6g solve_ms=%.1f",
             answer.solver,

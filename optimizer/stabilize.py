@@ -34,10 +34,14 @@ class Stability:
         return self.hold_minutes if flags.hold_minutes is None else flags.hold_minutes
 
 
+BY_FLAGS = Stability()  # keeps allocations only as the system's own flags say
+
+
 def stabilize(
-    system: System, offered: Offers, solution: Solution, flags: OptimizerSpec, stability: Stability
+    system: System, offered: Offers, solution: Solution, stability: Stability
 ) -> tuple[Solution, tuple[str, ...]]:
     """Returns the solution with some current allocations kept, and the names of these servers."""
+    flags = system.optimizer
     gain_percent = flags.min_gain_percent
     if gain_percent is None:
         gain_percent = stability.min_gain_percent

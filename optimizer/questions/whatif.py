@@ -12,7 +12,6 @@ from optimizer.answer import Summary
 from optimizer.inferno_json import Body, JsonObject
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.spec import OptimizerSpec, ServerSpec, SystemSpec, Text
-from optimizer.stabilize import Stability
 from optimizer.system import System, lookup
 
 MAX_FACTORS = 50
@@ -61,10 +60,10 @@ def what_if(query: WhatIfQuery, system: System, options: SolveOptions) -> Sweep:
     """Returns the answer of POST /whatif, one row per factor. Raises NotFound for a target."""
     if query.system is not None:
         system = System.from_spec(query.system)
-    flags = query.optimizer or system.optimizer
+    system = replace(system, optimizer=query.optimizer or system.optimizer)
     rows: list[SweepRow] = []
     for factor in query.factors:
-        answer = optimize(_scaled(system, query, factor), flags, options, Stability())
+        answer = optimize(_scaled(system, query, factor), options)
         rows.append(
             {
                 "factor": factor,

@@ -11,13 +11,12 @@ from optimizer.errors import InvalidRequest
 from optimizer.inferno_json import read
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.spec import AcceleratorSpec, PowerSpec
-from optimizer.stabilize import Stability
 from optimizer.system import System
 from tests.optimizer.support import perf, server, system, target
 
 
 def solve(one: System) -> Answer:
-    return optimize(one, one.optimizer, SolveOptions(SizingCache()), Stability())
+    return optimize(one, SolveOptions(SizingCache()))
 
 
 def chosen(answer: Answer, name: str = "s") -> tuple[str, int]:
@@ -216,5 +215,5 @@ def test_sizings_are_computed_once_per_parameters(monkeypatch: pytest.MonkeyPatc
     one = system([server(f"s{i}", rate=i + 1) for i in range(50)], unlimited=True)
     options = SolveOptions(SizingCache())
     for _ in range(3):
-        optimize(one, one.optimizer, options, Stability())
+        optimize(one, options)
     assert computed == [1]

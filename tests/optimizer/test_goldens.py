@@ -11,14 +11,13 @@ from optimizer.candidates.allocation import offers
 from optimizer.candidates.replicas import SizingCache
 from optimizer.errors import InvalidRequest
 from optimizer.model.latency import PhaseModel
-from optimizer.model.queueing import Replica, analyze
+from optimizer.model.queueing import Replica
 from optimizer.model.sizing import rate_range, size
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.solver import Candidate, Contender, Problem, Scarcity
 from optimizer.solver.greedy import solve_greedily
 from optimizer.solver.milp import MilpOptions, solve_milp
 from optimizer.solver.unlimited import solve_unlimited
-from optimizer.stabilize import Stability
 from tests.optimizer import golden
 
 CASES = golden.cases()
@@ -61,7 +60,7 @@ def _far(ours: Any, theirs: list[float], relative: float, scale: Any = None) -> 
 def test_analyze_agrees_with_the_reference_in_every_measure() -> None:
     records = [r for r in golden.load("queue_analyze.json") if "error" not in r["output"]]
     replica = _replica(records)
-    found = analyze(replica, np.array([r["input"]["Rate"] / 1000 for r in records]))
+    found = replica.analyze(np.array([r["input"]["Rate"] / 1000 for r in records]))
 
     def theirs(name: str) -> list[float]:
         return [r["output"]["metrics"][name] for r in records]
@@ -73,7 +72,7 @@ def test_analyze_agrees_with_the_reference_in_every_measure() -> None:
     assert not _far(response, theirs("avgRespTime"), 2e-5)
     assert not _far(found.wait_ms, theirs("avgWaitTime"), 2e-5, theirs("avgRespTime"))
     # NO_PREFILL: the reference subtracts gamma where there is no prefill.
-    prefills = replica.model.in_tokens > 0  # type: ignore[union-attr]
+    prefills = replica.model.in_tokens > 0
     assert not [i for i in _far(found.itl_ms, theirs("avgTokenTime"), 3e-6) if prefills[i]]
     prefill_ms = found.ttft_ms - found.wait_ms
     assert not [i for i in _far(prefill_ms, theirs("avgPrefillTime"), 2e-5) if prefills[i]]
@@ -96,7 +95,7 @@ def test_sizes_agree_with_the_reference() -> None:
     rates = {"ttft": found.rate_for_ttft, "itl": found.rate_for_itl, "tps": found.rate_for_tps}
     for name, ours in rates.items():
         # The reference reports throughput at the rate; at 0.999 of saturation the two differ.
-        at_rate = analyze(replica, np.where(ours > 0, ours, highest)).throughput_per_ms
+        at_rate = replica.analyze(np.where(ours > 0, ours, highest)).throughput_per_ms
         theirs = np.array([records[i]["output"]["targetRate"][name] for i in solved])
         as_rate = set(_far(1000 * ours[solved], theirs.tolist(), golden.MAX_RATE))
         as_throughput = set(_far(1000 * at_rate[solved], theirs.tolist(), golden.MAX_RATE))
@@ -225,7 +224,7 @@ def test_solvers_choose_as_the_reference_from_its_own_candidates(case: golden.Ca
 @pytest.mark.parametrize("case", SAME, ids=ids)
 def test_whole_answers_agree_where_no_server_differs_for_a_reason(case: golden.Case) -> None:
     system = case.system
-    answer = optimize(system, system.optimizer, SolveOptions(SizingCache()), Stability())
+    answer = optimize(system, SolveOptions(SizingCache()))
     ours = {name: data.dump() for name, data in answer.desired().items()}
     theirs = case.output["solution"]["allocations"]
     assert {name for name, data in ours.items() if data["accelerator"]} == {
@@ -272,7 +271,7 @@ def _as_in_the_reference(contender: Contender) -> Contender:
 def test_systems_that_break_the_reference_are_answered(name: str) -> None:
     """One bad server no longer fails the others."""
     system = next(case for case in CASES if case.name == name).system
-    answer = optimize(system, system.optimizer, SolveOptions(SizingCache()), Stability())
+    answer = optimize(system, SolveOptions(SizingCache()))
     assert answer.allocations.keys() | answer.unallocated.keys() == system.servers.keys()
     assert all(reason for reason in answer.unallocated.values())
     assert set(answer.allocations) == golden.ANSWERED[name]

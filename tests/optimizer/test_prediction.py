@@ -13,7 +13,6 @@ from optimizer.questions.explain import explain
 from optimizer.questions.prediction import analyze
 from optimizer.questions.queries import Analyzed, AnalyzeQuery, SizeQuery, size
 from optimizer.spec import PerfData
-from optimizer.stabilize import Stability
 from optimizer.system import System
 from tests.optimizer.curves import MEASURED
 from tests.optimizer.support import SPEED, perf, server, system, target
@@ -152,7 +151,7 @@ def test_flood_is_answered_with_what_departs() -> None:
 
 
 def solved(one: System) -> Answer:
-    return optimize(one, one.optimizer, SolveOptions(SizingCache()), Stability())
+    return optimize(one, SolveOptions(SizingCache()))
 
 
 def test_solves_explanations_and_idle_servers_use_the_curve() -> None:

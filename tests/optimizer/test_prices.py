@@ -17,7 +17,6 @@ from optimizer.solver.market import Market
 from optimizer.solver.milp import MilpOptions, solve_milp
 from optimizer.solver.prices import solve_by_prices
 from optimizer.spec import OptimizerSpec, SaturationPolicy
-from optimizer.stabilize import Stability
 from tests.optimizer.support import server, system
 
 SCARCITIES = [
@@ -205,7 +204,7 @@ def test_stabilisation_holds_beside_it() -> None:
         [server("a", currentAlloc=running), server("b")],
         capacity={"A": 4, "B": 20}, priceSolver=True, minGainPercent=100,
     )  # fmt: skip
-    answer = optimize(small, small.optimizer, SolveOptions(SizingCache()), Stability())
+    answer = optimize(small, SolveOptions(SizingCache()))
     assert answer.solver == "prices"
     assert answer.allocations["a"].is_kept
     assert answer.allocations["a"].replicas == 9

@@ -227,8 +227,8 @@ def test_questions_without_an_answer_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def stable(one: System, stability: Stability, **flags: Any) -> tuple[AllocationData, bool]:
-    options = one.optimizer.model_copy(update=flags)
-    answer = optimize(one, options, OPTIONS, stability)
+    flagged = replace(one, optimizer=one.optimizer.model_copy(update=flags))
+    answer = optimize(flagged, OPTIONS, stability)
     return answer.desired()["s"], answer.allocations["s"].is_kept
 
 

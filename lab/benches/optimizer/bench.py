@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from optimizer.solver import Problem, Scarcity, Solution
 from optimizer.solver.greedy import solve_greedily
 from optimizer.solver.milp import MilpOptions, solve_milp
 from optimizer.spec import OptimizerSpec, SystemData
-from optimizer.stabilize import Stability
 from optimizer.system import System
 
 ACCELERATORS = 8
@@ -124,7 +123,7 @@ def measure(servers: int) -> Phases:
         for name, flag in flags.items()
     }
     whole_s, answer = timed(
-        lambda: optimize(system, flags["greedy"], SolveOptions(SizingCache()), Stability())
+        lambda: optimize(replace(system, optimizer=flags["greedy"]), SolveOptions(SizingCache()))
     )
     write_s, _ = timed(lambda: encode(answer.dump(answer.desired())))
     return Phases(
