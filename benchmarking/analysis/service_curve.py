@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -37,17 +37,9 @@ PromptRow = tuple[  # the mean rows of a group of steps; 0 if no rows decoded
     Annotated[float, Field(ge=0, le=1e9)],
 ]
 
-StepCount = tuple[  # tokens drawn, the number of steps that drew as many, and their prompt tokens
-    Annotated[int, Field(ge=1, le=1_048_576)],
-    Annotated[int, Field(ge=0)],
-    Annotated[int, Field(ge=0)],
-]
-
 
 class Speed(BaseModel):
-    """A server's report on the times of its steps, as lists of `[rows, ms, standard error]`.
-
-    `steps_s` are the seconds of all steps since its start; `steps_by_tokens` counts these."""
+    """A server's report on the times of its steps, as lists of `[rows, ms, standard error]`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -57,8 +49,6 @@ class Speed(BaseModel):
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     speed_error: Annotated[float, Field(ge=0, le=1)] = 0.0
     measured_at: str | None = None
-    steps_s: Annotated[float, Field(ge=0)] = 0.0
-    steps_by_tokens: Annotated[list[StepCount], Field(max_length=256)] = []
 
     def curve(self) -> "ServiceCurve":
         return ServiceCurve(
@@ -70,6 +60,9 @@ class Speed(BaseModel):
             budget_tokens=self.budget_tokens,
             measured_at=self.measured_at,
         )
+
+
+SpeedT = TypeVar("SpeedT", bound=Speed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +139,7 @@ class ServiceCurve:
         )
 
 
-def read_speed(source: str) -> Speed:
+def read_speed(source: str, kind: type[SpeedT]) -> SpeedT:
     """Reads step times from a file, or from a server at `http://host:port/speed`, followed by
     `#model` if it serves several. Raises InvalidResults."""
     source, _, model = source.partition("#")
@@ -155,9 +148,9 @@ def read_speed(source: str) -> Speed:
             raw = fetch(source, BOUNDS)
         else:
             raw = read_bounded(Path(source), MAX_SPEED_BYTES)
-        return Speed.model_validate(_of_model(json.loads(raw), model))
+        return kind.model_validate(_of_model(json.loads(raw), model))
     except (OSError, ValueError, RecursionError) as error:
-        raise unreadable(source, error, Speed) from error
+        raise unreadable(source, error, kind) from error
 
 
 def _of_model(reports: Any, model: str) -> Any:

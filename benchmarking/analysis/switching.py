@@ -6,7 +6,6 @@ documented rule. Both are pure, for a run whose rows visit the models in the ord
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from random import Random
 from statistics import fmean, stdev
 
 from benchmarking.analysis.latency import succeeded
@@ -42,17 +41,13 @@ def batch_of(group_size: int) -> int:
     return 1 << (group_size - 1).bit_length()
 
 
-def rotation(models: Sequence[str], laps: int = 1, draw: Random | None = None) -> list[str]:
+def rotation(models: Sequence[str], laps: int = 1) -> list[str]:
     """Returns an order of visits that goes from each model to each other one exactly `laps` times.
 
     Before that, each model is visited once as a warm-up. The order is an Eulerian circuit through
-    the complete directed graph (Hierholzer, 1873). `draw` shuffles it, so that slow changes of the
-    machine do not affect the same pairs of models.
+    the complete directed graph (Hierholzer, 1873).
     """
     remaining = {x: [y for y in reversed(models) if y != x] * laps for x in models}
-    if draw is not None:
-        for next_models in remaining.values():
-            draw.shuffle(next_models)
     path, circuit = [models[0]], []
     while path:
         if remaining[path[-1]]:

@@ -18,7 +18,7 @@ from benchmarking.analysis.predict import (
     predict,
     warning_lines,
 )
-from benchmarking.analysis.service_curve import read_speed
+from benchmarking.analysis.service_curve import Speed, read_speed
 from benchmarking.commands.command_line import (
     FAILURES,
     RESULTS_FOLDER,
@@ -58,7 +58,7 @@ def fit_run(
     """
     run = read_run(folder)
     model = model or _only_model(run)
-    curve = read_speed(speed).curve() if speed else None
+    curve = read_speed(speed, Speed).curve() if speed else None
     found = fit_rows_of(run, model, slo_itl_ms, max_batch_size=max_batch_size, speed=curve)
     write_fit(folder, found, model, accelerator)
     if optimizer_url is not None:

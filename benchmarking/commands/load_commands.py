@@ -71,7 +71,7 @@ class LoadOptions:
     def like(self, earlier: Run) -> "LoadOptions":
         """Returns the arguments with the seed and tokenizer of an earlier run, unless the command
         line gives them."""
-        options = {"seed": earlier.seed, "tokenizer": earlier.environment.tokenizer}
+        options: dict[str, Any] = {"seed": earlier.seed, "tokenizer": earlier.environment.tokenizer}
         return replace(self, **{name: options[name] for name in options if not is_given(name)})
 
     def measure(

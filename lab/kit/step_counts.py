@@ -10,15 +10,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 from scipy.optimize import least_squares
 
-from benchmarking.analysis.service_curve import ServiceCurve, StepCount, at
+from benchmarking.analysis.service_curve import ServiceCurve, Speed, at
 from common.numerics import FloatArray
 
 SPEED_CHANGE = 0.05  # relative change of speed between moments; larger changes are outliers
 KNOWN_TO = 1.0  # error of the step times that a server reports, as a logarithm
+
+StepCount = tuple[  # tokens drawn, the number of steps that drew as many, and their prompt tokens
+    Annotated[int, Field(ge=1, le=1_048_576)],
+    Annotated[int, Field(ge=0)],
+    Annotated[int, Field(ge=0)],
+]
+
+
+class CountedSpeed(Speed):
+    """The report of a server that counts its steps: `steps_s` are the seconds of all of them since
+    its start."""
+
+    steps_s: Annotated[float, Field(ge=0)] = 0.0
+    steps_by_tokens: Annotated[list[StepCount], Field(max_length=256)] = Field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,9 +77,10 @@ def _walked(
     server: BundleServer, files: dict[str, list[Path]], laps: int, draw: Random, is_cold: bool
 ) -> Walk:
     walk = Walk(is_cold)
-    names = list(files)
+    # In another order each time, lest slow changes of the machine affect the same pairs of models.
+    names = draw.sample([*files], len(files))
     walk.file_bytes.update({name: sum(map(_size, paths)) for name, paths in files.items()})
-    visits = rotation(names, laps, draw)[len(names) :]  # without warm-up, done by `packed_files`
+    visits = rotation(names, laps)[len(names) :]  # without warm-up, done by `packed_files`
     server.ask(Ask(visits[0], PROMPT, 2))
     for before, name in pairwise(visits):
         _leave_only(server, before)

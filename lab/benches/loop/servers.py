@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarking.analysis.predict import OptimizerApi
-from benchmarking.analysis.service_curve import Speed, read_speed
+from benchmarking.analysis.service_curve import read_speed
 from benchmarking.errors import TargetUnusable
 from benchmarking.load.preflight import user_rows
 from benchmarking.load.targets import Endpoint
@@ -28,6 +28,7 @@ from lab.kit.servers import (
     free_port,
     served,
 )
+from lab.kit.step_counts import CountedSpeed
 from lab.peers.install import PREBUILT_LLAMA, NotInstalled, install
 from lab.peers.llama_server import prebuilt_llama_server
 from scripts.fetch_smollm2 import fetch_smollm2
@@ -58,9 +59,11 @@ class Checked:
             else Cuts(speed.chunk_tokens, speed.budget_tokens)
         )
 
-    def speed(self) -> Speed | None:
+    def speed(self) -> CountedSpeed | None:
         """Returns the server's report; None if it makes none. Raises InvalidResults."""
-        return None if self.speed_url is None else read_speed(f"{self.speed_url}#{self.model}")
+        if self.speed_url is None:
+            return None
+        return read_speed(f"{self.speed_url}#{self.model}", CountedSpeed)
 
 
 @dataclass(frozen=True, slots=True)

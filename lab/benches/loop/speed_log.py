@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from benchmarking.analysis.service_curve import Speed
 from benchmarking.errors import InvalidResults
 from benchmarking.rows.row_runner import Origin
 from lab.kit.moments import StepsCourse
-from lab.kit.step_counts import StepsWithin, counts_since, slownesses
+from lab.kit.step_counts import CountedSpeed, StepsWithin, counts_since, slownesses
 
 PERIOD_S = 0.5
 JOIN_S = 30.0
@@ -22,11 +21,11 @@ class Reading:
     """A report. `at_s` is on the clock of the run."""
 
     at_s: float
-    speed: Speed
+    speed: CountedSpeed
 
 
 @contextmanager
-def speed_log(ask: Callable[[], Speed | None], origin: Origin) -> Iterator[list[Reading]]:
+def speed_log(ask: Callable[[], CountedSpeed | None], origin: Origin) -> Iterator[list[Reading]]:
     """Asks twice a second in a thread until the block ends, and then once more. The caller may read
     the list after the block; it stays empty if the server reports nothing."""
     readings: list[Reading] = []

@@ -13,7 +13,7 @@ from benchmarking.analysis.curve import load_points
 from benchmarking.analysis.fit import fit_run
 from benchmarking.analysis.latency import mean_tokens
 from benchmarking.analysis.search import Shape
-from benchmarking.analysis.service_curve import CurvePoint, ServiceCurve, at, read_speed
+from benchmarking.analysis.service_curve import CurvePoint, ServiceCurve, Speed, at, read_speed
 from benchmarking.errors import InvalidResults, Unfit
 from lab.kit.curves import closed_loop_ms, overhead_ms
 from lab.kit.mixed_loops import fit_mixed
@@ -47,7 +47,7 @@ def measured(server: SimulatedServer, prompts: Sequence[int]) -> ServiceCurve:
 
 
 def test_step_costs_are_read_as_the_optimizer_takes_them(tmp_path: Path) -> None:
-    curve = read_speed(speed_file(tmp_path, speed_error=0.03)).curve().as_json()
+    curve = read_speed(speed_file(tmp_path, speed_error=0.03), Speed).curve().as_json()
     assert curve["decodeMs"][2] == {"rows": 8, "ms": 2.2, "standardError": 0.1}
     assert curve["promptTokenMs"] == [{"rows": 1, "ms": 0.02, "standardError": 0.001}]
     assert (curve["chunkTokens"], curve["speedError"]) == (256, 0.03)
@@ -57,23 +57,23 @@ def test_step_costs_are_read_as_the_optimizer_takes_them(tmp_path: Path) -> None
 def test_costs_of_one_of_several_models_are_read(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     path.write_text(json.dumps({"a": SPEED, "b": {**SPEED, "chunk_tokens": 64}}))
-    assert read_speed(f"{path}#b").chunk_tokens == 64
+    assert read_speed(f"{path}#b", Speed).chunk_tokens == 64
     with pytest.raises(InvalidResults, match="no model 'c'; add #NAME with one of a, b"):
-        read_speed(f"{path}#c")
+        read_speed(f"{path}#c", Speed)
     path.write_text(json.dumps({"a": SPEED}))
-    assert read_speed(str(path)).chunk_tokens == 256
+    assert read_speed(str(path), Speed).chunk_tokens == 256
 
 
 def test_prompt_costs_beside_about_as_many_rows_are_taken_together(tmp_path: Path) -> None:
     rows = [[0.0, 0.02, 0.001], [1.0, 0.03, 0.001], [5.6, 0.04, 0.002]]
-    curve = read_speed(speed_file(tmp_path, prefill_ms_per_token=rows)).curve()
+    curve = read_speed(speed_file(tmp_path, prefill_ms_per_token=rows), Speed).curve()
     assert [point.rows for point in curve.prompt_token] == [1, 6]
     assert [point.ms for point in curve.prompt_token] == pytest.approx([0.025, 0.04])
 
 
 def test_points_that_fall_become_the_nearest_that_do_not(tmp_path: Path) -> None:
     falling = [[4, 0.9, 0.01], [1, 1.0, 0.01], [8, 2.0, 0.0]]
-    curve = read_speed(speed_file(tmp_path, decode_ms=falling)).curve()
+    curve = read_speed(speed_file(tmp_path, decode_ms=falling), Speed).curve()
     assert [point.rows for point in curve.decode] == [1, 4, 8]
     assert [point.ms for point in curve.decode] == pytest.approx([0.95, 0.95, 2.0], rel=1e-3)
 
@@ -89,14 +89,14 @@ def test_points_that_fall_become_the_nearest_that_do_not(tmp_path: Path) -> None
 )
 def test_wrong_step_costs_are_refused_by_field(tmp_path: Path, fields: Any, fault: str) -> None:
     with pytest.raises(InvalidResults, match=fault):
-        read_speed(speed_file(tmp_path, **fields))
+        read_speed(speed_file(tmp_path, **fields), Speed)
 
 
 def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidResults, match=r"none\.json"):
-        read_speed(str(tmp_path / "none.json"))
+        read_speed(str(tmp_path / "none.json"), Speed)
     with pytest.raises(InvalidResults, match=r"127\.0\.0\.1:9"):
-        read_speed("http://127.0.0.1:9/speed")
+        read_speed("http://127.0.0.1:9/speed", Speed)
 
 
 @pytest.mark.parametrize("server", [SERVER, BENT])
@@ -213,7 +213,9 @@ def test_curve_of_the_server_replaces_that_of_the_loops(tmp_path: Path) -> None:
     loads = [SHAPE.at_concurrency(users, 20) for users in (1, 2, 4, 8, 16)]
     run = simulated(loads, 1)
     by_loops = fit_run(run, "m", max_batch_size=32)
-    by_report = fit_run(run, "m", max_batch_size=32, speed=read_speed(speed_file(tmp_path)).curve())
+    by_report = fit_run(
+        run, "m", max_batch_size=32, speed=read_speed(speed_file(tmp_path), Speed).curve()
+    )
     assert by_loops.curve is not None
     assert by_loops.curve.source == "closed loops"
     assert by_report.perf_data("m", "cpu")["serviceCurve"]["decodeMs"][0]["ms"] == 0.8

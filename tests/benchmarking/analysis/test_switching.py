@@ -2,7 +2,6 @@
 
 from collections import Counter
 from itertools import pairwise
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -43,21 +42,16 @@ def test_a_batch_is_the_next_power_of_two() -> None:
     assert [batch_of(size) for size in range(1, 10)] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
 
 
-@given(count=st.integers(2, 7), laps=st.integers(1, 3), draw=st.none() | st.randoms())
+@given(count=st.integers(2, 7), laps=st.integers(1, 3))
 def test_a_rotation_warms_every_model_and_then_makes_every_switch_equally_often(
-    count: int, laps: int, draw: Random | None
+    count: int, laps: int
 ) -> None:
     models = [f"m{i}" for i in range(count)]
-    visits = rotation(models, laps, draw)
+    visits = rotation(models, laps)
     assert visits[:count] == models
     switches = Counter(pairwise(visits[count:]))
     assert set(switches.values()) == {laps}
     assert set(switches) == {(x, y) for x in models for y in models if x != y}
-
-
-def test_a_shuffled_rotation_is_another_for_another_seed() -> None:
-    plan = [tuple(rotation("abcd", 3, Random(seed))) for seed in (1, 1, 2)]
-    assert plan[0] == plan[1] != plan[2]
 
 
 def test_one_model_has_nothing_to_switch_to() -> None:

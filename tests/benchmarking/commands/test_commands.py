@@ -385,7 +385,7 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     for name in ("fit", "report"):
         status, output = command(name, tmp_path)
         assert status == 2
-        assert "holds no" in output
+        assert "name the folder of a run" in output
 
 
 class SwitchingServer(ScriptedServer):

@@ -14,7 +14,6 @@ from benchmarking.analysis.curve import load_point
 from benchmarking.analysis.intervals import Interval
 from benchmarking.analysis.predict import OptimizerApi
 from benchmarking.analysis.search import Shape
-from benchmarking.analysis.service_curve import Speed
 from benchmarking.errors import TargetUnusable
 from benchmarking.load.targets import Endpoint
 from benchmarking.records import RequestRecord, RowRecord, Workload
@@ -30,6 +29,7 @@ from lab.benches.loop.speed_log import Reading
 from lab.kit.curves import overhead_ms
 from lab.kit.errors import Disturbed
 from lab.kit.servers import MOCK_APP, served
+from lab.kit.step_counts import CountedSpeed
 from optimizer.spec import ModelData
 from tests.benchmarking.made_runs import made_run
 from tests.benchmarking.simulated_loop import SERVER
@@ -105,8 +105,8 @@ def slowed(server: SimulatedServer, slowness: float) -> SimulatedServer:
     )
 
 
-def said(steps_s: float, num_steps: int) -> Speed:
-    return Speed(
+def said(steps_s: float, num_steps: int) -> CountedSpeed:
+    return CountedSpeed(
         decode_ms=[(1, 9.0, 0.0)],
         prefill_ms_per_token=[(0, 0.9, 0.0)],
         steps_s=steps_s,

@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarking.analysis.service_curve import Speed
 from benchmarking.errors import InvalidResults
 from benchmarking.rows.row_runner import Origin
 from lab.benches.loop import speed_log as module
 from lab.benches.loop.speed_log import Reading, speed_log, steps_course
+from lab.kit.step_counts import CountedSpeed
 
 
-def said(steps_s: float, steps: int) -> Speed:
-    return Speed(
+def said(steps_s: float, steps: int) -> CountedSpeed:
+    return CountedSpeed(
         decode_ms=[(1, 2.0, 0.1)],
         prefill_ms_per_token=[(0, 0.1, 0.01)],
         steps_s=steps_s,
@@ -21,11 +21,11 @@ def said(steps_s: float, steps: int) -> Speed:
     )
 
 
-def answers(*each: Speed | InvalidResults | None) -> Callable[[], Speed | None]:
+def answers(*each: CountedSpeed | InvalidResults | None) -> Callable[[], CountedSpeed | None]:
     """In turn, and the last for ever."""
     left = list(each)
 
-    def ask() -> Speed | None:
+    def ask() -> CountedSpeed | None:
         answer = left.pop(0) if len(left) > 1 else left[0]
         if isinstance(answer, InvalidResults):
             raise answer
@@ -41,7 +41,7 @@ def test_a_server_is_asked_until_the_end_and_then_once_more(
     asked = threading.Semaphore(0)
     ask = answers(said(1, 1), InvalidResults("busy"), said(2, 2))
 
-    def counted() -> Speed | None:
+    def counted() -> CountedSpeed | None:
         asked.release()
         return ask()
 
