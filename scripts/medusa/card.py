@@ -11,7 +11,7 @@ from inference_api.loading.drafting import WEIGHTS
 from .heads import Heads
 from .jobs import SAMPLED_TEMPERATURE
 from .judging import TOP, Judgement
-from .training import LATER_HEAD_WEIGHT, TrainingFigures, TrainingPlan
+from .training import LATER_HEAD_WEIGHT, Trainer
 
 TEMPLATE = Path(__file__).parent / "card.md"
 
@@ -21,10 +21,10 @@ def write_card(
     provenance: Mapping[str, object],
     heads: Heads,
     num_paths: int,
-    plan: TrainingPlan,
-    figures: TrainingFigures,
+    trainer: Trainer,
     judgement: Judgement,
 ) -> None:
+    plan = trainer.plan
     num_tokens, hidden_size = heads.outputs.shape[1:]
     full = "full: each with an output matrix of its own"
     shared = "shared: they speak through the model's own output matrix"
@@ -34,10 +34,10 @@ def write_card(
         "hidden_size": hidden_size,
         "named": f"{num_tokens:,}",
         "size_mb": f"{(folder / WEIGHTS).stat().st_size / 1e6:.1f}",
-        "steps": f"{figures.steps:,}",
+        "steps": f"{trainer.step:,}",
         "positions_per_step": plan.positions_per_step,
-        "seen": f"{figures.positions:,}",
-        "minutes": f"{figures.seconds / 60:.0f}",
+        "seen": f"{trainer.num_positions_done:,}",
+        "minutes": f"{trainer.seconds / 60:.0f}",
         "machine": describe_machine("torch"),
         "block_lr": plan.block_lr,
         "output_lr": f" ({plan.output_lr} for output matrices)" if heads.is_full else "",

@@ -26,7 +26,7 @@ from .export import export, read_into
 from .heads import Heads, Variant
 from .jobs import Jobs
 from .judging import answer_ranks, judged, most_frequent_paths, require_preferences, require_skill
-from .training import Examples, Trainer, TrainingFigures, TrainingPlan
+from .training import Trainer, TrainingPlan
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ def make_heads(options: Options, command: str) -> None:
         work / name, options.steps, options.minutes, seed=options.seed, device=options.device
     )
     torch.set_num_threads(options.processes)
-    trainer = Trainer(plan, heads, examples(splits.training, token_ids, options.heads))
+    labels = named_labels(splits.training, token_ids, options.heads)
+    trainer = Trainer(plan, heads, splits.training.hidden, labels)
     trainer.run()
     calibration_ranks = answer_ranks(heads, token_ids, splits.calibration)
     paths = most_frequent_paths(torch.cat(calibration_ranks).tolist())
@@ -98,17 +99,17 @@ def make_heads(options: Options, command: str) -> None:
     base = options.name or options.model
     named = None if len(token_ids) == len(matrix) else token_ids
     export(heads, named, paths, output, base, tokenizer_sha256(path))
-    provenance = _provenance(options, base, command, splits, trainer.figures)
-    write_card(output, provenance, heads, len(paths), plan, trainer.figures, judgement)
+    provenance = _provenance(options, base, command, splits, trainer)
+    write_card(output, provenance, heads, len(paths), trainer, judgement)
     logger.info("%s: %s tokens a step by trees", output, judgement.tokens_by_nodes)
 
 
-def examples(positions: Positions, token_ids: Tensor, num_heads: int) -> Examples:
-    """Returns examples whose labels are indices in `token_ids`; IGNORED for other tokens."""
+def named_labels(positions: Positions, token_ids: Tensor, num_heads: int) -> Tensor:
+    """Returns the labels as indices in `token_ids`; IGNORED for other tokens."""
     labels = positions.labels(num_heads)
     places = torch.searchsorted(token_ids, labels).clamp(max=len(token_ids) - 1)
     is_named = token_ids[places] == labels
-    return Examples(positions.hidden, torch.where(is_named, places, IGNORED))
+    return torch.where(is_named, places, IGNORED)
 
 
 def _answered(options: Options, path: Path, work: Path) -> Splits:
@@ -189,7 +190,7 @@ def _draft_tokens(options: Options, training: Positions, vocab_size: int) -> Ten
 
 
 def _provenance(
-    options: Options, base: str, command: str, splits: Splits, figures: TrainingFigures
+    options: Options, base: str, command: str, splits: Splits, trainer: Trainer
 ) -> Mapping[str, object]:
     """Returns the card's statements about the base model, the data and the training."""
     included = (
@@ -214,5 +215,5 @@ def _provenance(
         "training_answers": f"{len(splits.training.lengths):,}",
         "training_positions": f"{len(splits.training):,}",
         "calibration_answers": f"{len(splits.calibration.lengths):,}",
-        "epochs": f"{figures.positions / len(splits.training):.1f}",
+        "epochs": f"{trainer.num_positions_done / len(splits.training):.1f}",
     }

@@ -49,27 +49,6 @@ class TrainingPlan:
         return self.work / "checkpoint.pt"
 
 
-@dataclass(frozen=True, slots=True)
-class Examples:
-    """Hidden states [n, hidden], and the heads' labels [n, heads]: indices among the tokens that
-    can be named, or IGNORED."""
-
-    hidden: Tensor
-    labels: Tensor
-
-    def used(self) -> "Examples":
-        """Returns the examples with a label for at least one head."""
-        is_used = (self.labels != IGNORED).any(dim=1)
-        return Examples(self.hidden[is_used], self.labels[is_used])
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingFigures:
-    steps: int
-    positions: int
-    seconds: float
-
-
 def lr_scale(step: int, steps: int) -> float:
     """Returns the factor of the learning rate. It rises to 1 during the warm-up, then falls along a
     cosine."""
@@ -80,12 +59,16 @@ def lr_scale(step: int, steps: int) -> float:
 
 
 class Trainer:
-    """Trains heads. It continues from the plan's checkpoint, if there is one."""
+    """Trains heads. It continues from the plan's checkpoint, if there is one. `step` is the number
+    of steps so far, and `seconds` their time, with those of earlier runs."""
 
-    def __init__(self, plan: TrainingPlan, heads: Heads, examples: Examples) -> None:
-        self._plan = plan
+    def __init__(self, plan: TrainingPlan, heads: Heads, hidden: Tensor, labels: Tensor) -> None:
+        """`hidden` are states [n, hidden size], and `labels` the heads' [n, heads]: indices among
+        the tokens that can be named, or IGNORED."""
+        self.plan = plan
         self._heads = heads.to(plan.device)
-        self._examples = examples.used()
+        is_used = (labels != IGNORED).any(dim=1)
+        self._hidden, self._labels = hidden[is_used], labels[is_used]
         self._lrs = (plan.block_lr, plan.output_lr)
         groups = ([heads.weight, heads.bias], [heads.outputs])
         self._optimizer = torch.optim.AdamW(
@@ -93,9 +76,9 @@ class Trainer:
             betas=(0.9, 0.98),
             weight_decay=0.0,
         )
-        self._step = 0
+        self.step = 0
         self._num_steps = plan.steps
-        self._seconds = 0.0
+        self.seconds = 0.0
         self._epoch = -1
         self._order = np.arange(0)
         plan.work.mkdir(parents=True, exist_ok=True)
@@ -103,25 +86,23 @@ class Trainer:
             self._resume()
 
     @property
-    def figures(self) -> TrainingFigures:
-        return TrainingFigures(
-            self._step, self._step * self._plan.positions_per_step, round(self._seconds, 1)
-        )
+    def num_positions_done(self) -> int:
+        return self.step * self.plan.positions_per_step
 
     def run(self) -> None:
         """Train up to the last step. If it is interrupted, it saves a checkpoint."""
         saved_s = time.monotonic()
-        started_s = saved_s - self._seconds
-        with tqdm(total=self._num_steps, initial=self._step, unit="step", desc="training") as bar:
+        started_s = saved_s - self.seconds
+        with tqdm(total=self._num_steps, initial=self.step, unit="step", desc="training") as bar:
             try:
-                while self._num_steps is None or self._step < self._num_steps:
+                while self._num_steps is None or self.step < self._num_steps:
                     losses = self._train_step()
-                    self._seconds = time.monotonic() - started_s
-                    if self._num_steps is None and self._step == TIMED_STEPS:
-                        wanted = 60 * self._plan.minutes * self._step / self._seconds
+                    self.seconds = time.monotonic() - started_s
+                    if self._num_steps is None and self.step == TIMED_STEPS:
+                        wanted = 60 * self.plan.minutes * self.step / self.seconds
                         bar.total = self._num_steps = max(TIMED_STEPS, round(wanted))
                     bar.update()
-                    if self._step % LOG_EVERY_STEPS == 0:
+                    if self.step % LOG_EVERY_STEPS == 0:
                         self._log(losses)
                         bar.set_postfix(loss=f"{losses[0]:.3f}")
                     if time.monotonic() - saved_s > CHECKPOINT_S:
@@ -133,7 +114,7 @@ class Trainer:
     def _train_step(self) -> list[float]:
         """Run a step. Returns the loss of each head."""
         hidden, labels = self._batch()
-        scale = lr_scale(self._step, self._num_steps or WARM_UP_STEPS)
+        scale = lr_scale(self.step, self._num_steps or WARM_UP_STEPS)
         for group, lr in zip(self._optimizer.param_groups, self._lrs, strict=True):
             group["lr"] = lr * scale
         losses = []
@@ -144,44 +125,44 @@ class Trainer:
             losses.append(float(loss.detach()))
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._step += 1
+        self.step += 1
         return losses
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         """Returns the next step's states and labels. The seed fixes the order of each epoch."""
-        count = min(self._plan.positions_per_step, len(self._examples.hidden))
-        epoch, batch = divmod(self._step, len(self._examples.hidden) // count)
+        count = min(self.plan.positions_per_step, len(self._hidden))
+        epoch, batch = divmod(self.step, len(self._hidden) // count)
         if epoch != self._epoch:
             self._epoch = epoch
-            rng = np.random.default_rng((self._plan.seed, epoch))
-            self._order = rng.permutation(len(self._examples.hidden))
+            rng = np.random.default_rng((self.plan.seed, epoch))
+            self._order = rng.permutation(len(self._hidden))
         picks = torch.from_numpy(self._order[batch * count : (batch + 1) * count])
-        hidden, labels = self._examples.hidden[picks], self._examples.labels[picks]
-        return hidden.to(self._plan.device, torch.float32), labels.to(self._plan.device)
+        device = self.plan.device
+        return self._hidden[picks].to(device, torch.float32), self._labels[picks].to(device)
 
     def _log(self, losses: list[float]) -> None:
-        entry = {"step": self._step, "seconds": round(self._seconds, 1)}
+        entry = {"step": self.step, "seconds": round(self.seconds, 1)}
         entry |= {f"loss_{k}": round(loss, 4) for k, loss in enumerate(losses)}
-        with (self._plan.work / "training.jsonl").open("a", encoding="utf-8") as log:
+        with (self.plan.work / "training.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(entry) + "\n")
 
     def _save(self) -> None:
         state = {
             "heads": self._heads.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "step": self._step,
+            "step": self.step,
             "num_steps": self._num_steps,
-            "seconds": self._seconds,
+            "seconds": self.seconds,
         }
-        with whole_file(self._plan.checkpoint) as draft:
+        with whole_file(self.plan.checkpoint) as draft:
             torch.save(state, draft)
 
     def _resume(self) -> None:
-        state: dict[str, Any] = torch.load(self._plan.checkpoint, weights_only=True)
+        state: dict[str, Any] = torch.load(self.plan.checkpoint, weights_only=True)
         self._heads.load_state_dict(state["heads"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._step, self._seconds = state["step"], state["seconds"]
-        self._num_steps = self._plan.steps or state["num_steps"]
+        self.step, self.seconds = state["step"], state["seconds"]
+        self._num_steps = self.plan.steps or state["num_steps"]
 
 
 def head_loss(heads: Heads, hidden: Tensor, labels: Tensor, head: int) -> Tensor:

@@ -42,7 +42,7 @@ from scripts.medusa.judging import (
     require_skill,
     tokens_per_step,
 )
-from scripts.medusa.making import examples
+from scripts.medusa.making import named_labels
 from scripts.medusa.prompts import (
     Prompt,
     chat,
@@ -193,9 +193,11 @@ class Stage:
         self, shards: Shards, jobs: Jobs, work: Path, steps: int, variant: Variant = "shared"
     ) -> None:
         output = output_matrix(MODEL)
-        every = examples(shards.positions(jobs.training), torch.arange(len(output)), num_heads=2)
+        positions = shards.positions(jobs.training)
+        labels = named_labels(positions, torch.arange(len(output)), num_heads=2)
         self.heads = Heads(output, 2, variant)
-        self.trainer = Trainer(TrainingPlan(work, steps, positions_per_step=64), self.heads, every)
+        plan = TrainingPlan(work, steps, positions_per_step=64)
+        self.trainer = Trainer(plan, self.heads, positions.hidden, labels)
 
     def run(self) -> Heads:
         self.trainer.run()
@@ -211,11 +213,11 @@ def test_trained_heads_guess_better_than_the_model_s_own_head(
     after = Stage(shards, jobs, tmp_path / "after", 150, variant).run()
     token_ids = torch.arange(len(output_matrix(MODEL)))
     positions = shards.positions(jobs.held_out)
-    held_out = examples(positions, token_ids, num_heads=2)
+    labels = named_labels(positions, token_ids, num_heads=2)
 
     def losses(heads: Heads) -> list[float]:
-        hidden = held_out.hidden.float()
-        return [float(head_loss(heads, hidden, held_out.labels[:, k], k).detach()) for k in (0, 1)]
+        hidden = positions.hidden.float()
+        return [float(head_loss(heads, hidden, labels[:, k], k).detach()) for k in (0, 1)]
 
     def worth(heads: Heads) -> Judgement:
         ranks_of_answers = answer_ranks(heads, token_ids, shards.positions(jobs.calibration))
@@ -243,7 +245,7 @@ def test_training_that_was_stopped_ends_the_same(
     stopped.heads.register_forward_pre_hook(stop_in_the_eighth_step)
     with pytest.raises(KeyboardInterrupt):
         stopped.run()
-    assert stopped.trainer.figures.steps == 7
+    assert stopped.trainer.step == 7
     resumed = Stage(shards, jobs, tmp_path / "stopped", steps=12).run()
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, resumed.state_dict()[name])
@@ -283,7 +285,7 @@ def test_tokens_that_heads_can_name_are_written_with_them(tmp_path: Path) -> Non
 def test_a_label_that_heads_cannot_name_counts_for_nothing() -> None:
     ids = torch.tensor([9, 4, 7, 9])
     positions = Positions(torch.zeros(4, 2), ids, ids, torch.tensor([4]))
-    labels = examples(positions, torch.tensor([4, 9]), num_heads=1).labels
+    labels = named_labels(positions, torch.tensor([4, 9]), num_heads=1)
     assert labels[:, 0].tolist() == [0, IGNORED, 1, IGNORED]
 
 
