@@ -2,17 +2,11 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
+from optimizer.inferno_json import BodyT
 from optimizer.model.step_curve import NO_LIMIT, NO_OVERHEAD, Points, StepCurve
-from optimizer.spec import (
-    CurvePoint,
-    DecodeParms,
-    OverheadPoint,
-    PerfData,
-    PerfParms,
-    PrefillParms,
-    ServiceCurve,
-)
+from optimizer.spec import CurvePoint, OverheadPoint, PerfData, ServiceCurve
 
 DIGEST_BITS = 52  # a float holds integers of this many bits exactly
 
@@ -38,42 +32,33 @@ def curves_of(perfs: Iterable[PerfData]) -> Curves:
 
 def scaled(perf: PerfData, decode: float, prefill: float) -> PerfData:
     """Returns the data with decode times multiplied by `decode`, and prefill times by `prefill`."""
-    decode_parms, prefill_parms, perf_parms = perf.decode_parms, perf.prefill_parms, perf.perf_parms
+    curve, perf_parms = perf.service_curve, perf.perf_parms
     return perf.model_copy(
         update={
-            "decode_parms": DecodeParms.model_construct(
-                alpha=decode_parms.alpha * decode, beta=decode_parms.beta * decode
-            ),
-            "prefill_parms": PrefillParms.model_construct(
-                gamma=prefill_parms.gamma * prefill, delta=prefill_parms.delta * prefill
-            ),
-            "service_curve": perf.service_curve
-            and _scaled_curve(perf.service_curve, decode, prefill),
-            "perf_parms": perf_parms
-            and PerfParms.model_construct(
-                alpha=perf_parms.alpha * decode,
-                beta=perf_parms.beta * decode,
-                gamma=perf_parms.gamma * decode,
-            ),
+            "decode_parms": _times(perf.decode_parms, decode, "alpha", "beta"),
+            "prefill_parms": _times(perf.prefill_parms, prefill, "gamma", "delta"),
+            "perf_parms": perf_parms and _times(perf_parms, decode, "alpha", "beta", "gamma"),
+            "service_curve": curve and _scaled_curve(curve, decode, prefill),
         }
     )
 
 
 def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> ServiceCurve:
-    def scaled_points(points: list[CurvePoint], factor: float) -> list[CurvePoint]:
-        return [
-            CurvePoint.model_construct(
-                rows=point.rows, ms=point.ms * factor, standard_error=point.standard_error * factor
-            )
-            for point in points
-        ]
+    def times(points: Iterable[CurvePoint], factor: float) -> list[CurvePoint]:
+        return [_times(each, factor, "ms", "standard_error", rows=each.rows) for each in points]
 
     return curve.model_copy(
         update={
-            "decode_ms": scaled_points(curve.decode_ms, decode),
-            "prompt_token_ms": scaled_points(curve.prompt_token_ms, prefill),
+            "decode_ms": times(curve.decode_ms, decode),
+            "prompt_token_ms": times(curve.prompt_token_ms, prefill),
         }
     )
+
+
+def _times(body: BodyT, factor: float, *names: str, **others: Any) -> BodyT:
+    """Returns an object with these fields multiplied, and only `others` besides."""
+    multiplied: dict[str, Any] = {name: factor * getattr(body, name) for name in names}
+    return cast(BodyT, body.model_construct(**multiplied, **others))
 
 
 def step_curve(curve: ServiceCurve) -> StepCurve:
