@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -30,14 +30,6 @@ MAX_FITTED = 2000  # models are fitted to at most this many of the last observat
 CACHED_ASSESSMENTS = 64
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """A session and the assessment of its history."""
-
-    session: Session
-    assessment: Assessment
 
 
 class WeightsService:
@@ -81,18 +73,18 @@ class WeightsService:
         self._pending.add(session_id, [proposal.shares for proposal in proposals])
         return proposals
 
-    def overview(self, session_id: str) -> Overview:
-        """Raises SessionNotFound and StoreFailed."""
-        session = self.find(session_id)
-        return Overview(session, self._assess(session.problem, tuple(self.recent(session))))
+    def assess(self, session: Session) -> Assessment:
+        """Raises StoreFailed."""
+        return self._assess(session.problem, tuple(self.recent(session)))
 
     def layers(
         self, session_id: str, num_layers: int, min_layers: int | None, shares: Shares | None
     ) -> tuple[Shares, Layers]:
         """Returns `shares`, or else the session's best, and their layers. Raises SessionNotFound,
         NoPartition and StoreFailed."""
-        problem = replace(self.find(session_id).problem, num_layers=num_layers)
-        shares = shares or self.overview(session_id).assessment.best.shares
+        session = self.find(session_id)
+        shares = shares or self.assess(session).best.shares
+        problem = replace(session.problem, num_layers=num_layers)
         return shares, layers_of(shares, problem, min_layers)
 
     def find(self, session_id: str) -> Session:

@@ -70,7 +70,7 @@ def test_measurements_of_one_split_are_repeats_of_one_point(
         service.tell("s", layered, [Observation((share, 1 - share), share)])
     service.ask("s", layered, 1, 1)
     assert {one.shares for one in sampler.observations} == {MOST}
-    assert service.overview("s").assessment.best.shares == MOST
+    assert service.assess(service.find("s")).best.shares == MOST
 
 
 def test_a_model_is_fitted_to_the_last_observations(
@@ -85,10 +85,10 @@ def test_a_search_is_assessed_once_until_it_goes_on(
     service: WeightsService,
 ) -> None:
     service.tell("s", FREE, [Observation(HALF, 1.0)])
-    first = service.overview("s").assessment
-    assert service.overview("s").assessment is first
+    first = service.assess(service.find("s"))
+    assert service.assess(service.find("s")) is first
     service.tell("s", FREE, [Observation(HALF, 3.0)])
-    assert service.overview("s").assessment != first
+    assert service.assess(service.find("s")) != first
 
 
 def test_asks_about_another_number_of_nodes_do_not_count() -> None:

@@ -75,9 +75,10 @@ class Search:
     def is_over(self) -> bool:
         """Returns whether more trials would not pay."""
         try:
-            return self.service.overview(self.session_id).assessment.convergence.converged
+            session = self.service.find(self.session_id)
         except SessionNotFound:
             return False
+        return self.service.assess(session).convergence.converged
 
 
 def drive(driver: Driver, search: Search, max_trials: int, report: Report) -> Layers:
@@ -109,7 +110,7 @@ def drive(driver: Driver, search: Search, max_trials: int, report: Report) -> La
 
 def _finish(driver: Driver, search: Search, report: Report) -> Layers:
     """Tell the best split with its interval and its setting. Returns the split."""
-    assessment = search.service.overview(search.session_id).assessment
+    assessment = search.service.assess(search.service.find(search.session_id))
     best, convergence = assessment.best, assessment.convergence
     layers = layers_of(best.shares, search.problem)
     interval = [end if math.isfinite(end) else None for end in (best.low, best.high)]

@@ -9,8 +9,16 @@ from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from weights.errors import Problem
 from weights.partition import Layers, engine_settings, ranges
-from weights.search import Best, Convergence, Direction, Observation, Proposal, Shares
-from weights.service import Overview
+from weights.schema import Page
+from weights.search import (
+    Assessment,
+    Best,
+    Convergence,
+    Direction,
+    Observation,
+    Proposal,
+    Shares,
+)
 from weights.session import Session, UpdateEffect
 
 FIRST = "/weights_update/: SUCCESS, first weights in"
@@ -138,9 +146,9 @@ class OverviewAnswer(SessionAnswer):
     limit: int
 
     @classmethod
-    def of_overview(cls, overview: Overview, history: Iterable[Observation], offset: int,
-                    limit: int) -> Self:  # fmt: skip
-        session, assessment = overview.session, overview.assessment
+    def of_assessed(
+        cls, session: Session, assessment: Assessment, history: Iterable[Observation], page: Page
+    ) -> Self:
         problem = session.problem
         return cls(
             **SessionAnswer.of(session).model_dump(),
@@ -152,8 +160,8 @@ class OverviewAnswer(SessionAnswer):
             convergence=assessment.convergence,
             concentration=assessment.concentration,
             history=[ObservationAnswer.of(observation) for observation in history],
-            offset=offset,
-            limit=limit,
+            offset=page.offset,
+            limit=page.limit,
         )
 
 

@@ -104,9 +104,9 @@ def add_session_routes(http: HttpRoutes, service: WeightsService) -> None:
     )
     def show(session_id: str) -> OverviewAnswer:
         page = Page.parse(request.args.to_dict())
-        overview = service.overview(session_id)
+        session = service.find(session_id)
         history = service.history(session_id, page.offset, page.limit)
-        return OverviewAnswer.of_overview(overview, history, page.offset, page.limit)
+        return OverviewAnswer.of_assessed(session, service.assess(session), history, page)
 
     @http.delete(SESSION)
     @operation("Delete a session.", {200: ReferenceAnswer, **problems(404, 503)})
