@@ -17,7 +17,7 @@ from benchmarking.analysis.curve import load_points
 from benchmarking.analysis.fit import fit_run
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.remarks import verdict
-from benchmarking.analysis.service_curve import read_speed
+from benchmarking.analysis.service_curve import Speed, read_speed
 from benchmarking.analysis.switching import switching_matrix
 from benchmarking.errors import BenchmarkError, InvalidConfig, InvalidResults
 from benchmarking.load import user_prompts
@@ -185,7 +185,7 @@ def test_whatever_a_report_on_steps_holds_is_read_or_refused(content: bytes) -> 
     with TemporaryDirectory() as place:
         path = Path(place) / "speed.json"
         path.write_bytes(content)
-        refusal(lambda: read_speed(str(path)).curve().as_json())
+        refusal(lambda: read_speed(str(path), Speed).curve().as_json())
 
 
 @given(st.text(alphabet=',"\n\r\0=mN1\ufeff;é', max_size=80), st.booleans())

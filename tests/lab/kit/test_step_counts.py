@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from benchmarking.analysis.service_curve import Speed, StepCount
-from lab.kit.step_counts import StepsWithin, counts_since, slownesses
+from benchmarking.analysis.service_curve import Speed
+from lab.kit.step_counts import StepCount, StepsWithin, counts_since, slownesses
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WRONG = Speed(  # of a warm-up that was held up in small steps
