@@ -55,7 +55,8 @@ class _MethodResult:
 
     method: Literal["chain", "simulation"]
     measures: Measures
-    bounds: tuple[Triple, Triple] | None
+    values: Triple
+    half_widths: Triple  # of 95 % intervals with the exact parameters
     above: float
     by_priority: tuple[float, ...] = ()
 
@@ -71,10 +72,11 @@ def analyze(query: AnalyzeQuery, system: System) -> Analyzed:
     simulates, why = _choice(query, replica, rate)
     factors = _factors(table, replica, perf, rate)
     if replica is not None and simulates:
-        result = _by_simulation(query, replica, rate, factors)
+        result = _by_simulation(query, replica, rate)
     else:
-        result = _by_chain(table, replica, rate, factors)
-    interval = None if result.bounds is None else _interval(*result.bounds)
+        result = _by_chain(table, replica, rate)
+    has_interval = factors is not None or result.method == "simulation"
+    interval = _interval(result, factors) if has_interval else None
     return {
         "arrivalRate": query.arrival_rate,
         "maxRate": per_minute(highest),
@@ -110,44 +112,18 @@ def _choice(query: AnalyzeQuery, replica: CurveReplica | None, rate: float) -> t
     return False, "the chain is within 5 % of the simulation for systems like this one"
 
 
-def _by_chain(
-    table: ReplicaTable, replica: CurveReplica | None, rate: float, factors: FloatArray | None
-) -> _MethodResult:
+def _by_chain(table: ReplicaTable, replica: CurveReplica | None, rate: float) -> _MethodResult:
     found = table.analyze(np.array([rate]))
     values = np.array([found.throughput_per_ms[0], found.itl_ms[0], found.ttft_ms[0]])
-    bounds = None if factors is None else (values * factors[0], values * factors[1])
     above = 0.0 if replica is None else replica.solve(rate).above_measured
-    return _MethodResult("chain", measures(found), bounds, above)
+    return _MethodResult("chain", measures(found), values, np.zeros(3), above)
 
 
-def _by_simulation(
-    query: AnalyzeQuery, replica: CurveReplica, rate: float, factors: FloatArray | None
-) -> _MethodResult:
-    """Simulates. The interval covers both the simulation and the parameters."""
+def _by_simulation(query: AnalyzeQuery, replica: CurveReplica, rate: float) -> _MethodResult:
     simulated = _simulated(query, replica, rate)
     means = (simulated.throughput_per_ms, simulated.itl, simulated.ttft)
-    values = _triple(simulated)
-    widths = np.array([_finite(mean.half_width) for mean in means])
-    down, up = np.zeros((2, 3)) if factors is None else np.abs(factors - 1)
-    bounds = (
-        np.maximum(values - np.hypot(widths, values * down), 0.0),
-        values + np.hypot(widths, values * up),
-    )
-    is_mixed = len(simulated.ttft_by_priority) > 1
-    by_priority = tuple(_finite(mean.value) for mean in simulated.ttft_by_priority if is_mixed)
-    return _MethodResult(
-        "simulation", _measures(simulated), bounds, simulated.above_measured, by_priority
-    )
-
-
-def _triple(simulated: Estimate) -> Triple:
-    means = (simulated.throughput_per_ms, simulated.itl, simulated.ttft)
-    return np.array([_finite(mean.value) for mean in means])
-
-
-def _measures(simulated: Estimate) -> Measures:
-    throughput_per_ms, itl_ms, ttft_ms = _triple(simulated)
-    return Measures(
+    throughput_per_ms, itl_ms, ttft_ms = values = [_finite(mean.value) for mean in means]
+    found = Measures(
         throughput=per_minute(throughput_per_ms),
         dropFraction=shortest(simulated.loss),
         itlAverage=shortest(itl_ms),
@@ -155,6 +131,11 @@ def _measures(simulated: Estimate) -> Measures:
         waitAverage=shortest(_finite(simulated.wait.value)),
         utilization=shortest(simulated.utilization),
     )
+    half_widths = np.array([_finite(mean.half_width) for mean in means])
+    is_mixed = len(simulated.ttft_by_priority) > 1
+    by_priority = tuple(_finite(mean.value) for mean in simulated.ttft_by_priority if is_mixed)
+    above = simulated.above_measured
+    return _MethodResult("simulation", found, np.array(values), half_widths, above, by_priority)
 
 
 def _simulated(query: AnalyzeQuery, replica: CurveReplica, rate: float) -> Estimate:
@@ -273,7 +254,12 @@ def _sampled_lines(
     return samples
 
 
-def _interval(low: Triple, high: Triple) -> Interval:
+def _interval(result: _MethodResult, factors: FloatArray | None) -> Interval:
+    """Returns the interval that covers both the method and the parameters."""
+    down, up = np.zeros((2, 3)) if factors is None else np.abs(factors - 1)
+    values, half_widths = result.values, result.half_widths
+    low = np.maximum(values - np.hypot(half_widths, values * down), 0.0)
+    high = values + np.hypot(half_widths, values * up)
     return {
         "throughput": {"low": per_minute(low[0]), "high": per_minute(high[0])},
         "itlAverage": {"low": shortest(low[1]), "high": shortest(high[1])},
