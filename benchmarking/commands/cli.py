@@ -3,6 +3,7 @@ failed, 2 if nothing could be done, 130 after Ctrl-C.
 """
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -26,14 +27,15 @@ from benchmarking.commands.load_commands import capacity, custom, repeat, sweep,
 from benchmarking.commands.measure_command import measure
 from benchmarking.errors import BenchmarkError, TargetUnusable
 from benchmarking.load.preflight import agreed, unserved
+from benchmarking.load.progress import RunProgress
 from benchmarking.load.targets import Endpoint, Headers
 from benchmarking.results.result_files import read_rows
 from benchmarking.results.workbook import write_workbook
 from benchmarking.rows.config import BenchmarkConfig, read_config
+from benchmarking.rows.driver import Driver
 from benchmarking.rows.model_configs import read_model_configs
 from benchmarking.rows.row_runner import Origin, RowRunner
-from benchmarking.rows.run_folder import recompute
-from benchmarking.rows.runner import configured_folder, run_benchmark
+from benchmarking.rows.run_folder import configured_folder, recompute
 from benchmarking.settings import load_settings
 
 
@@ -85,7 +87,10 @@ def run(config_path: Path, run_name: str | None, check: bool, headers: Headers) 
     refused = [*configured.faults, *unknown.values()]
     folder = configured_folder(config, runner, shown_argv(), loads, refused)
     stop = Event()
-    until_interrupted(lambda: run_benchmark(config, runner, folder, stop, tqdm.write), stop)
+    with closing(RunProgress(len(loads))) as progress:
+        shows_all = config.show_results_in_terminal
+        driver = Driver(runner, folder, stop, tqdm.write, progress, shows_all)
+        until_interrupted(lambda: driver.measure_waiting(config), stop)
     click.echo(f"results in {folder.folder}")
     if folder.workbook is not None and folder.workbook.exists():
         click.echo(f"workbook {folder.workbook}")

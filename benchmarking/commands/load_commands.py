@@ -44,8 +44,9 @@ from benchmarking.load.tokenizers import SERVER
 from benchmarking.load.user_prompts import load_of
 from benchmarking.records import MAX_REQUESTS, MAX_SEED, MAX_TOKENS, MAX_USERS, Run, Workload
 from benchmarking.rows.config import RowOptions
-from benchmarking.rows.driver import Driver, new_run_folder
+from benchmarking.rows.driver import Driver
 from benchmarking.rows.row_runner import Origin, RowRunner
+from benchmarking.rows.run_folder import new_run_folder
 from benchmarking.run_files import read_run
 from benchmarking.settings import load_settings
 

@@ -1,7 +1,7 @@
 """Measures one load after the other into one run folder."""
 
 from collections.abc import Callable, Generator, Iterable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from threading import Event
 from typing import TypeVar
 
@@ -9,18 +9,18 @@ from benchmarking.analysis.curve import LoadPoint, load_point, load_points
 from benchmarking.errors import RowRefused
 from benchmarking.load.progress import RunProgress
 from benchmarking.records import Run, Workload
+from benchmarking.rows.config import BenchmarkConfig
 from benchmarking.rows.row_lines import row_lines
 from benchmarking.rows.row_runner import RowRunner
-from benchmarking.rows.run_folder import RunFolder, new_run
+from benchmarking.rows.run_folder import RunFolder
 
 T = TypeVar("T")
 
 
 class Driver:
-    """A run whose rows may be chosen while it runs. For one thread; others may set `stop`, and
-    measure rows that wait. Every method that measures raises RowRefused if a row cannot be run, and
-    NotWritable. `report` is given a few lines about each row that ends; `with_statistics` adds the
-    documented statistics."""
+    """A run whose rows may be chosen while it runs. For one thread; others may set `stop`. Every
+    method that measures raises RowRefused if a row cannot be run, and NotWritable. `report` is
+    given a few lines about each row that ends; `with_statistics` adds the documented statistics."""
 
     def __init__(
         self,
@@ -60,13 +60,32 @@ class Driver:
             return None
         return load_point(outcome.row, outcome.records)
 
-    def measure_waiting(self, number: int, texts_too: bool) -> None:
-        """Measures a row that waits. If it cannot be run, the row keeps the error."""
-        try:
-            self.measure(self.run.rows[number].load, texts_too, number)
-        except RowRefused as refusal:
-            self.folder.refuse(number, str(refusal))
-            self._report_row(number)
+    def measure_waiting(self, config: BenchmarkConfig) -> None:
+        """Measures every row that waits, until the user stops it, and writes the files about the
+        whole run. A row that cannot be run keeps the error.
+
+        Rows run one after the other, unless the configuration lets several run at once.
+        """
+
+        def measure_row(number: int) -> None:
+            if self._stop.is_set():
+                return
+            try:
+                self.measure(self.run.rows[number].load, config.save_response_texts, number)
+            except RowRefused as refusal:
+                self.folder.refuse(number, str(refusal))
+                self._report_row(number)
+            self._stop.wait(config.time_delay)
+
+        with ThreadPoolExecutor(config.max_workers if config.concurrency_enabled else 1) as pool:
+            running = [pool.submit(measure_row, number) for number in range(len(self.run.rows))]
+            try:
+                for future in as_completed(running):
+                    future.result()
+            except BaseException:  # an unexpected error in one row stops the others
+                self._stop.set()
+                raise
+        self.folder.finish()
 
     def measure_all(self, loads: Iterable[Workload]) -> None:
         """Measures the loads one after the other, until the user stops it."""
@@ -91,9 +110,3 @@ class Driver:
     def _report_row(self, number: int) -> None:
         for line in row_lines(self.run, number, self._with_statistics):
             self._report(line)
-
-
-def new_run_folder(parent: Path, runner: RowRunner, argv: list[str]) -> RunFolder:
-    """Returns a new run folder in `parent`, named by the time, without rows. Raises NotWritable."""
-    run = new_run(runner, argv, {})
-    return RunFolder(parent / run.name, run, workbook=None)

@@ -23,6 +23,7 @@ from benchmarking.results.result_files import file_stem, read_rows, write_row, w
 from benchmarking.results.row_metrics import Metrics, run_metrics
 from benchmarking.results.summary import summarise
 from benchmarking.results.workbook import write_workbook
+from benchmarking.rows.config import BenchmarkConfig
 from benchmarking.rows.row_runner import RowOutcome, RowRunner
 from benchmarking.run_files import append_records, read_run, write_run
 from common.files import write_whole
@@ -103,6 +104,31 @@ def new_run(
         config=config,
         rows=tuple(waiting),
     )
+
+
+def new_run_folder(parent: Path, runner: RowRunner, argv: Sequence[str]) -> RunFolder:
+    """Returns a new run folder in `parent`, named by the time, without rows. Raises NotWritable."""
+    run = new_run(runner, argv, {})
+    return RunFolder(parent / run.name, run, workbook=None)
+
+
+def configured_folder(
+    config: BenchmarkConfig,
+    runner: RowRunner,
+    argv: Sequence[str],
+    loads: Sequence[Workload],
+    refused_rows: Sequence[str],
+) -> RunFolder:
+    """Returns a new run folder, in which every row waits. `refused_rows` has the faults of rows
+    that are left out. Raises NotWritable."""
+    shown = config.model_dump(mode="json") | {"refused_rows": list(refused_rows)}
+    run = new_run(runner, argv, shown, config.run_name, loads)
+    workbook = None
+    if config.consolidated_results_dir is not None:
+        date = run.started_at.strftime("%Y%m%d")
+        name = config.consolidated_name.format(run_name=run.name, date=date)
+        workbook = config.consolidated_results_dir / f"{name}.xlsx"
+    return RunFolder(config.output_files_dir / run.name, run, workbook)
 
 
 def write_documented(folder: Path, run: Run, number: int) -> None:

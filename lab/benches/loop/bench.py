@@ -29,8 +29,9 @@ from benchmarking.machine import describe_machine
 from benchmarking.report.fit_files import write_fit
 from benchmarking.report.page import report_html
 from benchmarking.rows.config import RowOptions
-from benchmarking.rows.driver import Driver, new_run_folder
+from benchmarking.rows.driver import Driver
 from benchmarking.rows.row_runner import Origin, RowRunner
+from benchmarking.rows.run_folder import new_run_folder
 from lab.benches.loop.figures import LoopResult, result_lines
 from lab.benches.loop.plan import LoopPlan, Turns, measure_in_turn
 from lab.benches.loop.proof import Measured, prove

@@ -29,8 +29,9 @@ from benchmarking.errors import BenchmarkError
 from benchmarking.machine import describe_machine
 from benchmarking.records import Workload
 from benchmarking.rows.config import RowOptions
-from benchmarking.rows.driver import Driver, new_run_folder
+from benchmarking.rows.driver import Driver
 from benchmarking.rows.row_runner import Origin, RowRunner
+from benchmarking.rows.run_folder import new_run_folder
 from lab.benches.loop.bench import add_server_options, measure, plan_for, server_of
 from lab.benches.loop.plan import LoopPlan, measure_in_turn
 from lab.benches.loop.proof import Predictor, fitted
