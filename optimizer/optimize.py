@@ -15,10 +15,9 @@ from optimizer.candidates.allocation import Offers, offers
 from optimizer.candidates.replicas import SizingCache
 from optimizer.model.queueing import Performance
 from optimizer.solver import Candidate, Problem, Scarcity, Solution, Solver, SolverChoice
-from optimizer.solver.greedy import solve_greedily
+from optimizer.solver.greedy import solve_greedily, solve_unlimited
 from optimizer.solver.prices import solve_by_prices
 from optimizer.solver.saturation import Stock
-from optimizer.solver.unlimited import solve_unlimited
 from optimizer.spec import OptimizerSpec
 from optimizer.stabilize import BY_FLAGS, Stability, stabilize
 from optimizer.system import System

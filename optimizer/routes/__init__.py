@@ -16,8 +16,7 @@ from optimizer.errors import Fault, InvalidRequest, OptimizerError
 from optimizer.inferno_json import Reading, decode, read
 from optimizer.routes.entities import add_edit_routes, add_read_routes
 from optimizer.routes.http import FaultAnswer, Problem, json_response, no_route
-from optimizer.routes.reads import add_question_routes
-from optimizer.routes.solves import add_solve_routes, add_stateful_solve_routes
+from optimizer.routes.planning import add_planning_routes, add_stateful_planning_routes
 from optimizer.service import StatefulService, StatelessService
 from optimizer.settings import Settings
 
@@ -38,11 +37,10 @@ def create_blueprint(service: StatelessService | StatefulService, settings: Sett
     )
     http = HttpRoutes(blueprint, wire)
     add_read_routes(http, service)
-    add_question_routes(http, service)
-    add_solve_routes(http, service)
+    add_planning_routes(http, service)
     if isinstance(service, StatefulService):
         add_edit_routes(http, service)
-        add_stateful_solve_routes(http, service)
+        add_stateful_planning_routes(http, service)
     for kind in (OptimizerError, StoreFailed, TooManyQuestions, BodyTooLarge, NotInstalled):
         blueprint.register_error_handler(kind, _error_response)
     return blueprint

@@ -1,4 +1,4 @@
-"""The reference's greedy solver: the server that would lose most by waiting goes first.
+"""The reference's solvers, unlimited and greedy: who would lose most by waiting goes first.
 
 Within a priority the server with the largest step to its next candidate (`delta`) is served
 first; one whose candidate no longer fits falls back to its next and re-queues. Values and deltas
@@ -38,6 +38,13 @@ def solve_greedily(problem: Problem, scarcity: Scarcity) -> Solution:
         unserved={c.server: NO_ROOM for c in problem.contenders if c.server not in choices},
         solver="greedy",
     )
+
+
+def solve_unlimited(problem: Problem) -> Solution:
+    """Gives every server its best candidate, as there are no limits."""
+    best = {contender.server: contender.candidates[0] for contender in problem.contenders}
+    choices = {server: (SolverChoice(each, each.replicas),) for server, each in best.items()}
+    return Solution(choices, solver="unlimited")
 
 
 class _Turn:

@@ -15,9 +15,8 @@ from optimizer.model.queueing import Replica
 from optimizer.model.sizing import rate_range, size
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.solver import Candidate, Contender, Problem, Scarcity
-from optimizer.solver.greedy import solve_greedily
+from optimizer.solver.greedy import solve_greedily, solve_unlimited
 from optimizer.solver.milp import MilpOptions, solve_milp
-from optimizer.solver.unlimited import solve_unlimited
 from tests.optimizer import golden
 
 CASES = golden.cases()

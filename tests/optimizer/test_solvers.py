@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.solver import Candidate, Contender, Problem, Scarcity, Solution, Solver
-from optimizer.solver.greedy import solve_greedily
+from optimizer.solver.greedy import solve_greedily, solve_unlimited
 from optimizer.solver.milp import MilpOptions, solve_milp
 from optimizer.solver.prices import solve_by_prices
-from optimizer.solver.unlimited import solve_unlimited
 from optimizer.spec import SaturationPolicy
 
 TYPES = ("A", "B", "C")

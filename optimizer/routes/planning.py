@@ -1,14 +1,15 @@
-"""Hearth's own routes that change nothing: explanations, plans, questions, the catalogue."""
+"""Routes that solve, routes that answer questions, and those of the whole state."""
 
 from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from flask import Response
+from flask import Response, request
 
 from common.http_routes import HttpRoutes
 from common.operations import Content, operation
+from optimizer.answer import Solution
 from optimizer.inferno_json import Body, encode_compact
 from optimizer.questions.catalogue import CatalogueAnswer, catalogue
 from optimizer.questions.explain import Explanation, explain
@@ -19,13 +20,24 @@ from optimizer.questions.queries import Analyzed, AnalyzeQuery, NotSized, Sized,
 from optimizer.questions.tune import Tuned, TuneQuery, tune
 from optimizer.questions.whatif import Sweep, WhatIfQuery, what_if
 from optimizer.routes.http import json_response, problems
-from optimizer.service import OptimizerService
+from optimizer.service import OptimizerService, StatefulService
+from optimizer.spec import OptimizerData, OptimizerSpec, SystemData
 from optimizer.state import StateData, SystemState
 from optimizer.system import System
 
+IF_MATCH = {"type": "string", "pattern": r'^(\*|"[0-9a-f]{64}")$'}
 
-def add_question_routes(http: HttpRoutes, service: OptimizerService) -> None:
+
+def add_planning_routes(http: HttpRoutes, service: OptimizerService) -> None:
+    """Adds the routes that both modes have."""
     solve = service.options.solve
+
+    @http.post("/optimizeOne")
+    @operation(
+        "Solve the system in the body.", {200: Solution, **problems(400, 413, 503)}, SystemData
+    )
+    def optimize_one(data: SystemData) -> Solution:
+        return service.optimize_one(System.from_spec(data.system))
 
     @http.get("/explain/<path:name>", in_turn=True)
     @operation("Why a server got what it got.", {200: Explanation, **problems(404, 503)})
@@ -42,7 +54,7 @@ def add_question_routes(http: HttpRoutes, service: OptimizerService) -> None:
     @http.get("/state")
     @operation("The whole state; its ETag is for PUT.", {200: StateData})
     def state() -> Response:
-        return state_response(service.state)
+        return _state_response(service.state)
 
     @http.get("/catalogue")
     @operation(
@@ -80,11 +92,59 @@ def add_question_routes(http: HttpRoutes, service: OptimizerService) -> None:
     add("/howmany", text, HowManyQuery, HowMany, lambda query, _: how_many(query, solve.cache))
 
 
-def etag(state: SystemState) -> str:
+def add_stateful_planning_routes(http: HttpRoutes, service: StatefulService) -> None:
+    """Adds the routes that only a stateful optimizer has."""
+
+    @http.post("/optimize")
+    @operation(
+        "Solve the system that is kept.",
+        {200: Solution, **problems(400, 413, 503)},
+        (OptimizerSpec, OptimizerData),
+    )
+    def optimize() -> Solution:
+        return service.optimize(_flags(http))
+
+    @http.get("/applyAllocation")
+    @operation("Let what was allocated be what runs.", {200: str, **problems(503)})
+    def apply_allocation() -> str:
+        service.apply_allocation()
+        return "Done"
+
+    @http.put("/state")
+    @operation(
+        "Put a whole state in place.",
+        {200: StateData, **problems(400, 412, 413, 503)},
+        StateData,
+        headers={"If-Match": IF_MATCH},
+    )
+    def put_state(data: StateData) -> Response:
+        service.replace_state(data.to_state(), _expected_by_client())
+        return _state_response(service.state)
+
+
+def _etag(state: SystemState) -> str:
     return sha256(encode_compact(state.dump()).encode()).hexdigest()
 
 
-def state_response(state: SystemState) -> Response:
+def _state_response(state: SystemState) -> Response:
     response = json_response(state.dump())
-    response.set_etag(etag(state))
+    response.set_etag(_etag(state))
     return response
+
+
+def _flags(http: HttpRoutes) -> OptimizerSpec:
+    """Returns the flags: bare, as the reference reads them, or under `optimizer`, as documented."""
+    value, read = http.decoded(), http.wire.read
+    is_document = isinstance(value, dict) and any(key.lower() == "optimizer" for key in value)
+    flags: OptimizerSpec = (
+        read(OptimizerData, value).optimizer if is_document else read(OptimizerSpec, value)
+    )
+    return flags
+
+
+def _expected_by_client() -> Callable[[SystemState], bool]:
+    """Returns the check for If-Match: an ETag must be the state's; `*` or none allow any state."""
+    tags = request.if_match
+    if not tags or tags.star_tag:
+        return lambda _: True
+    return lambda state: _etag(state) in tags
