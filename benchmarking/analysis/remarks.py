@@ -4,6 +4,7 @@ verdict on a run, which is the load up to which it met its service levels. Pure:
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.goodput import Slo
@@ -64,19 +65,14 @@ def verdict(points: Sequence[LoadPoint], slo: Slo) -> str:
         return ""
     rated = [point for point in points if point.load.qps is not None] or list(points)
     rated.sort(key=lambda point: point.offered_per_s)
-    kept: LoadPoint | None = None
-    missed: LoadPoint | None = None
-    for point in rated:
-        if point.goodput(slo).attainment >= ATTAINMENT and missed is None:
-            kept = point
-        elif missed is None:
-            missed = point
+    kept = list(takewhile(lambda point: point.goodput(slo).attainment >= ATTAINMENT, rated))
+    missed = rated[len(kept) :]
     levels = f"{slo} for {ATTAINMENT:.0%} of requests"
-    if kept is None:
-        return f"Misses {levels} at {_rate(missed)}, the lowest load." if missed else ""
-    if missed is None:
-        return f"Meets {levels} at every load, up to {_rate(kept)}."
-    return f"Meets {levels} up to {_rate(kept)}; misses them at {_rate(missed)}."
+    if not kept:
+        return f"Misses {levels} at {_rate(missed[0])}, the lowest load." if missed else ""
+    if not missed:
+        return f"Meets {levels} at every load, up to {_rate(kept[-1])}."
+    return f"Meets {levels} up to {_rate(kept[-1])}; misses them at {_rate(missed[0])}."
 
 
 def _rate(point: LoadPoint) -> str:
