@@ -30,7 +30,6 @@ IF_MATCH = {"type": "string", "pattern": r'^(\*|"[0-9a-f]{64}")$'}
 
 def add_planning_routes(http: HttpRoutes, service: OptimizerService) -> None:
     """Adds the routes that both modes have."""
-    solve = service.options.solve
 
     @http.post("/optimizeOne")
     @operation(
@@ -42,7 +41,7 @@ def add_planning_routes(http: HttpRoutes, service: OptimizerService) -> None:
     @http.get("/explain/<path:name>", in_turn=True)
     @operation("Why a server got what it got.", {200: Explanation, **problems(404, 503)})
     def explanation(name: str) -> Explanation:
-        return explain(service.state.system, name, solve.cache)
+        return explain(service.state.system, name, service.options.solve.cache)
 
     @http.get("/plan", in_turn=True)
     @operation(
@@ -63,6 +62,12 @@ def add_planning_routes(http: HttpRoutes, service: OptimizerService) -> None:
     )
     def shipped() -> CatalogueAnswer:
         return catalogue()
+
+    _add_questions(http, service)
+
+
+def _add_questions(http: HttpRoutes, service: OptimizerService) -> None:
+    solve = service.options.solve
 
     def add(
         path: str,
