@@ -23,22 +23,15 @@ TINY = 1e-13  # share of the longest time; no prediction is shorter
 WIDE = 1e3  # prior deviation of coefficients about which nothing is known
 
 
-@dataclass(frozen=True, slots=True)
-class _Regression:
-    coefficients: FloatArray  # [draws, features]
-    mean: FloatArray  # [features]
-    noise: float
-    evidence: FloatArray
-
-
 def _regress(
     features: FloatArray,
     seconds: FloatArray,
     prior_mean: FloatArray,
     prior_deviation: FloatArray,
     rng: np.random.Generator,
-) -> _Regression:
-    """Fits seconds ~ features @ coefficients with relative noise. Leave-one-out residuals are the
+) -> tuple[FloatArray, FloatArray, float, FloatArray]:
+    """Fits seconds ~ features @ coefficients with relative noise. Returns draws of the coefficients
+    [draws, features], their mean, the noise, and the evidence. Leave-one-out residuals are the
     fit's over 1 - leverage (Rasmussen & Williams, Gaussian Processes, 2006, 5.4.2 in effect)."""
     relative = features / seconds[:, None]
     target = 1.0 - relative @ prior_mean
@@ -63,9 +56,8 @@ def _regress(
     missed = residuals / (1.0 - leverage)
     deviation = noise / np.sqrt(1.0 - leverage)
     evidence = log_density(_log_ratio(missed), deviation)
-    return _Regression(
-        prior_mean + drawn * prior_deviation, prior_mean + mean * prior_deviation, noise, evidence
-    )
+    coefficients, mean = prior_mean + drawn * prior_deviation, prior_mean + mean * prior_deviation
+    return coefficients, mean, noise, evidence
 
 
 def _log_ratio(missed: FloatArray) -> FloatArray:
@@ -83,29 +75,24 @@ def _seconds(trials: Trials) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class _Linear(ABC):
-    regression: _Regression
+    coefficients: FloatArray  # [draws, features]
+    mean: FloatArray  # [features]
+    noise: float
+    evidence: FloatArray
     unit: float  # log seconds
-
-    @property
-    def noise(self) -> float:
-        return self.regression.noise
-
-    @property
-    def evidence(self) -> FloatArray:
-        return self.regression.evidence
 
     @abstractmethod
     def optimum(self, coefficients: FloatArray, bounds: Bounds) -> FloatArray: ...
 
     def optima(self, bounds: Bounds) -> FloatArray:
-        return np.array([self.optimum(row, bounds) for row in self.regression.coefficients])
+        return np.array([self.optimum(row, bounds) for row in self.coefficients])
 
     def safest(self, bounds: Bounds) -> FloatArray:
-        return self.optimum(self.regression.mean, bounds)[None, :]
+        return self.optimum(self.mean, bounds)[None, :]
 
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
         """Returns the optimum of one possible truth (Thompson sampling)."""
-        return self.optimum(rng.choice(self.regression.coefficients), bounds)
+        return self.optimum(rng.choice(self.coefficients), bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +100,7 @@ class TotalTime(_Linear):
     name: str = "total_time"
 
     def costs(self, points: FloatArray) -> FloatArray:
-        seconds = np.maximum(self.regression.coefficients, TINY) @ points.T
+        seconds = np.maximum(self.coefficients, TINY) @ points.T
         costs: FloatArray = np.log(seconds) + self.unit
         return costs
 
@@ -134,7 +121,7 @@ def fit_total_time(trials: Trials, rng: np.random.Generator) -> TotalTime:
     regression = _regress(
         trials.shares, seconds, np.full(n, mean), np.full(n, mean * SPEED_DEVIATION), rng
     )
-    return TotalTime(regression, float(trials.costs.max()))
+    return TotalTime(*regression, float(trials.costs.max()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +134,9 @@ class Bowl(_Linear):
     reach: float
     name: str = "bowl"
 
-    @property
-    def evidence(self) -> FloatArray:
-        evidence = self.regression.evidence
-        return evidence if self.regression.mean[1] > 0.0 else np.full_like(evidence, -1e9)
-
     def costs(self, points: FloatArray) -> FloatArray:
         features = _bowl_features(points, self.center, self.plane, self.reach)
-        seconds = self.regression.coefficients @ features.T
+        seconds = self.coefficients @ features.T
         costs: FloatArray = np.log(np.maximum(seconds, TINY)) + self.unit
         return costs
 
@@ -173,8 +155,13 @@ def fit_bowl(trials: Trials, rng: np.random.Generator) -> Bowl:
     features = _bowl_features(trials.shares, center, plane, reach)
     seconds = _seconds(trials)
     prior_mean = np.zeros(n + 1)
-    regression = _regress(features, seconds, prior_mean, np.full(n + 1, WIDE), rng)
-    return Bowl(regression, float(trials.costs.max()), center, plane, reach)
+    coefficients, mean, noise, evidence = _regress(
+        features, seconds, prior_mean, np.full(n + 1, WIDE), rng
+    )
+    if mean[1] <= 0.0:  # it has no lowest point
+        evidence = np.full_like(evidence, -1e9)
+    unit = float(trials.costs.max())
+    return Bowl(coefficients, mean, noise, evidence, unit, center, plane, reach)
 
 
 def _bowl_features(
