@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from threading import Event
 from typing import TypeVar
 
@@ -17,26 +18,18 @@ from benchmarking.rows.run_folder import RunFolder
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
 class Driver:
     """A run whose rows may be chosen while it runs. For one thread; others may set `stop`. Every
     method that measures raises RowRefused if a row cannot be run, and NotWritable. `report` is
     given a few lines about each row that ends; `with_statistics` adds the documented statistics."""
 
-    def __init__(
-        self,
-        runner: RowRunner,
-        folder: RunFolder,
-        stop: Event,
-        report: Callable[[str], None],
-        progress: RunProgress | None = None,
-        with_statistics: bool = False,
-    ) -> None:
-        self.folder = folder
-        self._runner = runner
-        self._stop = stop
-        self._report = report
-        self._progress = progress or RunProgress()
-        self._with_statistics = with_statistics
+    runner: RowRunner
+    folder: RunFolder
+    stop: Event
+    report: Callable[[str], None]
+    progress: RunProgress = field(default_factory=RunProgress)
+    with_statistics: bool = False
 
     @property
     def run(self) -> Run:
@@ -52,8 +45,8 @@ class Driver:
         """Measures a load, in a new row or in the waiting row with this number. Returns None if the
         user stopped it before anything was measured."""
         number = len(self.run.rows) if number is None else number
-        with self._progress.row(number, load.model) as show:
-            outcome = self._runner.run(number, load, self._stop, show)
+        with self.progress.row(number, load.model) as show:
+            outcome = self.runner.run(number, load, self.stop, show)
         self.folder.add(number, outcome, texts_too)
         self._report_row(number)
         if not any(record.is_measured for record in outcome.records):
@@ -68,14 +61,14 @@ class Driver:
         """
 
         def measure_row(number: int) -> None:
-            if self._stop.is_set():
+            if self.stop.is_set():
                 return
             try:
                 self.measure(self.run.rows[number].load, config.save_response_texts, number)
             except RowRefused as refusal:
                 self.folder.refuse(number, str(refusal))
                 self._report_row(number)
-            self._stop.wait(config.time_delay)
+            self.stop.wait(config.time_delay)
 
         with ThreadPoolExecutor(config.max_workers if config.concurrency_enabled else 1) as pool:
             running = [pool.submit(measure_row, number) for number in range(len(self.run.rows))]
@@ -83,21 +76,21 @@ class Driver:
                 for future in as_completed(running):
                     future.result()
             except BaseException:  # an unexpected error in one row stops the others
-                self._stop.set()
+                self.stop.set()
                 raise
         self.folder.finish()
 
     def measure_all(self, loads: Iterable[Workload]) -> None:
         """Measures the loads one after the other, until the user stops it."""
         for load in loads:
-            if not self._stop.is_set():
+            if not self.stop.is_set():
                 self.measure(load)
 
     def drive(self, plan: Generator[Workload, LoadPoint, T]) -> T | None:
         """Measures the loads that a plan yields. Returns its result; None if the user stops it."""
         try:
             load = next(plan)
-            while not self._stop.is_set():
+            while not self.stop.is_set():
                 point = self.measure(load)
                 if point is None:
                     return None
@@ -108,5 +101,5 @@ class Driver:
         return None
 
     def _report_row(self, number: int) -> None:
-        for line in row_lines(self.run, number, self._with_statistics):
-            self._report(line)
+        for line in row_lines(self.run, number, self.with_statistics):
+            self.report(line)

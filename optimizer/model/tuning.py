@@ -24,7 +24,7 @@ filter starts again from them. Pure: any thread; a `SpeedTuner` has one owner.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -63,23 +63,15 @@ Predict = Callable[[float, float, float], tuple[float, float]]
 of an observation; infinite or NaN if the model has no answer."""
 
 
+@dataclass(slots=True)
 class SpeedTuner:
-    """Tracks one server. `factors` are the current ones.
+    """Tracks one server. `factors` are the current ones. Another tuner can continue from the
+    fields."""
 
-    Another tuner can continue from `log` (logarithms of the factors), `covariance`, `at_s` (when
-    the last observation was accepted) and `refusals` (how many were refused since).
-    """
-
-    def __init__(
-        self,
-        log: FloatArray | None = None,
-        covariance: FloatArray | None = None,
-        at_s: float | None = None,
-        refusals: int = 0,
-    ) -> None:
-        self.log = np.zeros(FACTORS) if log is None else log
-        self.covariance = np.eye(FACTORS) * PRIOR_SIGMA**2 if covariance is None else covariance
-        self.at_s, self.refusals = at_s, refusals
+    log: FloatArray = field(default_factory=lambda: np.zeros(FACTORS))  # of the factors
+    covariance: FloatArray = field(default_factory=lambda: np.eye(FACTORS) * PRIOR_SIGMA**2)
+    at_s: float | None = None  # when the last observation was accepted
+    refusals: int = 0  # how many were refused since
 
     @property
     def factors(self) -> Factors:
