@@ -157,10 +157,6 @@ class RequestRecord:
         was_cut_off = self.error is not None and self.error.code == INTERRUPTED
         return not self.is_warmup and not was_cut_off
 
-    @property
-    def first_token_s(self) -> float | None:
-        return self.chunk_s[0] if self.chunk_s else None
-
 
 @dataclass(frozen=True, slots=True)
 class ClientOverhead:

@@ -52,9 +52,8 @@ def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
 
 def _gantt_times_s(record: RequestRecord, admitted_s: float) -> tuple[float, ...]:
     """Returns when a request was due, and the ends of its phases, in seconds on the run's clock."""
-    first_s = record.first_token_s or record.end_s
-    last_s = record.chunk_s[-1] if record.chunk_s else record.end_s
-    return record.scheduled_s, record.sent_s, min(admitted_s, first_s), first_s, last_s
+    came_s = record.chunk_s or (record.end_s,)
+    return record.scheduled_s, record.sent_s, min(admitted_s, came_s[0]), came_s[0], came_s[-1]
 
 
 _GANTT_COLORS = {

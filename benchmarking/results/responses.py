@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarking.analysis.latency import output_tokens, succeeded
 from benchmarking.analysis.switching import three_sigma_s
-from benchmarking.records import RequestRecord, ServerUsage
+from benchmarking.records import RequestRecord
 
 CLOCK_FORMAT = "%H:%M:%S.%f"
 
@@ -103,6 +103,10 @@ def _response(
         return head
     server, times = record.server, client_times(record)
     prompt_tokens, counted_tokens = record.prompt_tokens or 0, record.completion_tokens or 0
+    of_drafts = {  # Hearth's own figures beyond the documented ones, if the server reports them
+        "tokens_per_step": server.tokens_per_step,
+        "acceptance_by_depth": list(server.acceptance_by_depth) or None,
+    }
     return head | {
         **{key: getattr(server, name) for key, name in SERVER_KEYS.items()},
         "server_switching_time": switching_time_s,
@@ -119,18 +123,8 @@ def _response(
         ),
         "client_inter_token_latencies_s": list(times.gaps_s),
         "client_mean_inter_token_latency_s": times.mean_inter_token_s,
-        **_of_drafts(server),
+        **{name: figure for name, figure in of_drafts.items() if figure is not None},
     }
-
-
-def _of_drafts(server: ServerUsage) -> Response:
-    """Returns Hearth's own figures beyond the documented ones, if the server reports them."""
-    figures: Response = {}
-    if server.tokens_per_step is not None:
-        figures["tokens_per_step"] = server.tokens_per_step
-    if server.acceptance_by_depth:
-        figures["acceptance_by_depth"] = list(server.acceptance_by_depth)
-    return figures
 
 
 def _clock(started_at: datetime, at_s: float) -> str:
