@@ -68,7 +68,7 @@ class SpeedTuner:
     """Tracks one server. `factors` are the current ones. Another tuner can continue from the
     fields."""
 
-    log: FloatArray = field(default_factory=lambda: np.zeros(FACTORS))  # of the factors
+    log: FloatArray = field(default_factory=lambda: np.zeros(FACTORS))  # the factors' logarithms
     covariance: FloatArray = field(default_factory=lambda: np.eye(FACTORS) * PRIOR_SIGMA**2)
     at_s: float | None = None  # when the last observation was accepted
     refusals: int = 0  # how many were refused since

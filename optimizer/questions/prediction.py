@@ -56,7 +56,7 @@ class _MethodResult:
     method: Literal["chain", "simulation"]
     measures: Measures
     values: Triple
-    half_widths: Triple  # of 95 % intervals with the exact parameters
+    half_widths: Triple  # 95 % intervals with the exact parameters
     above: float
     by_priority: tuple[float, ...] = ()
 
