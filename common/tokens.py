@@ -1,5 +1,6 @@
-"""The checks of JSON Web Tokens that the API and the proxy share."""
+"""What the API and the proxy share about JSON Web Tokens: their headers, and checks."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -8,3 +9,12 @@ if TYPE_CHECKING:
 # RFC 7519 does not require a check of the time of issue (section 4.1.6), and some issuers write
 # numbers where PyJWT expects text. None of these claims decides anything here.
 IGNORED_CLAIMS: "Options" = {"verify_iat": False, "verify_jti": False, "verify_sub": False}
+KEY_HEADERS = ("x-api-key", "api-key")  # clients of Anthropic and of Azure send a token as it is
+
+
+def authorization_of(header: Callable[[str], str | None]) -> str | None:
+    """Returns a request's Authorization, or a token in another header in its form. Two different
+    tokens are joined by a comma, which no valid token contains."""
+    scheme, _, token = (header("authorization") or "Bearer").partition(" ")
+    tokens = {token.strip(), *(header(name) or "" for name in KEY_HEADERS)} - {""}
+    return f"{scheme} {','.join(sorted(tokens))}" if tokens else None

@@ -104,9 +104,9 @@ class BadMethod(ProxyError):
     status = 405
     code = "method_not_allowed"
 
-    def __init__(self, method: str, path: str) -> None:
-        message = f"{method} {path}: Method Not Allowed; send GET, or a form to /login."
-        super().__init__(message, headers=[("Allow", "GET, HEAD, POST")])
+    def __init__(self, method: str, path: str, allowed: str) -> None:
+        message = f"{method} {path[:256]}: Method Not Allowed; send {allowed}."
+        super().__init__(message, headers=[("Allow", allowed)])
 
 
 class ClientStalled(ProxyError):

@@ -4,7 +4,7 @@ import logging
 
 from flask import Flask, request
 
-from common.tokens import IGNORED_CLAIMS
+from common.tokens import IGNORED_CLAIMS, authorization_of
 from inference_api.errors import Unauthorized
 from inference_api.settings import Settings
 
@@ -37,16 +37,14 @@ def needs_token(path: str, settings: Settings) -> bool:
 
 def has_valid_token(settings: Settings) -> bool:
     """Returns whether this request carries an unexpired HS256 token of JWT_SECRET."""
-    api_key = request.headers.get("X-Api-Key", "")  # Anthropic's clients send this
-    authorization = request.headers.get("Authorization") or f"Bearer {api_key}"
-    scheme, _, token = authorization.partition(" ")
+    scheme, _, token = (authorization_of(request.headers.get) or "").partition(" ")
     if settings.jwt_secret is None or scheme.lower() != "bearer":
         return False
     import jwt  # slow to import, and most servers have no JWT_SECRET
 
     secret = settings.jwt_secret.get_secret_value()
     try:
-        jwt.decode(token.strip(), secret, algorithms=["HS256"], options=IGNORED_CLAIMS)
+        jwt.decode(token, secret, algorithms=["HS256"], options=IGNORED_CLAIMS)
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
         # The last four come from the library's parsing of odd values.
         logger.info("refused a token: %s: %s", type(error).__name__, error)

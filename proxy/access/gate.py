@@ -3,14 +3,15 @@
 from collections.abc import Callable, Collection
 
 from common.addresses import LOCAL
+from common.tokens import authorization_of
 from proxy.access.auth import Authenticator, Principal
 from proxy.access.policy import Policy
-from proxy.access.roles import Role, needed_role, plain_path
+from proxy.access.roles import Role, allowed_methods, needed_role, plain_path
 from proxy.audit import AuditRecord
 from proxy.background import Aside
 from proxy.clients.origins import check_own_page, is_preflight
 from proxy.clients.request_head import RequestHead
-from proxy.errors import BadRequest, LoginNeeded, RoleNeeded, Unauthorized
+from proxy.errors import BadMethod, BadRequest, LoginNeeded, RoleNeeded, Unauthorized
 
 COOKIE = "hearth_token"
 
@@ -39,8 +40,8 @@ class Gate:
         self, record: AuditRecord, head: RequestHead, path: str
     ) -> tuple[Principal, Role]:
         """Returns the caller of a plain path and its role. Raises Unauthorized, LoginNeeded,
-        RoleNeeded or OriginNotAllowed."""
-        authorization = head.fields.get("authorization") or _api_key(head)
+        BadMethod, RoleNeeded or OriginNotAllowed."""
+        authorization = authorization_of(head.fields.get)
         token = None if authorization else cookie_token(head)
         try:
             principal, role = await self.identify(f"Bearer {token}" if token else authorization)
@@ -51,6 +52,9 @@ class Gate:
         record.team_id, record.token_id = principal.team_id, principal.token_id
         needed = needed_role(record.method, path)
         if role < needed:
+            allowed = allowed_methods(path)
+            if allowed and record.method not in allowed:
+                raise BadMethod(record.method, path, ", ".join(allowed))
             raise RoleNeeded(f"{record.method} {path}"[:256], str(role), str(needed))
         is_read = record.method in ("GET", "HEAD") and needed < Role.OPERATOR
         if token and not is_read:
@@ -81,12 +85,6 @@ def cookie_token(head: RequestHead) -> str | None:
         if name == COOKIE and value:
             return value
     return None
-
-
-def _api_key(head: RequestHead) -> str | None:
-    """Returns the token that Anthropic's clients send, as an Authorization header."""
-    key = head.fields.get("x-api-key")
-    return f"Bearer {key}" if key else None
 
 
 def _wants_page(head: RequestHead) -> bool:

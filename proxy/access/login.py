@@ -61,7 +61,7 @@ async def login_page(gate: Gate, head: RequestHead, body: RequestBody, path: str
     if method in ("GET", "HEAD"):
         return Page(200, PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()
     if path == LOGOUT_PATH or method != "POST":
-        raise BadMethod(method, path)
+        raise BadMethod(method, path, "GET, HEAD" if path == LOGOUT_PATH else "GET, HEAD, POST")
     check_own_page(head)
     await body.read_prefix(MAX_FORM_BYTES, "a login is one token of at most 3900 characters")
     return await _enter(gate, head, body.prefix)

@@ -112,6 +112,8 @@ ROLE_BY_ROUTE: Mapping[str, Role] = {
     line.strip(): role for role, lines in LINES.items() for line in lines.strip().splitlines()
 }
 
+METHODS = sorted({route.partition(" ")[0] for route in ROLE_BY_ROUTE})
+
 _PARAMETER = re.compile(r"\\\{\w+\\\}")
 _PATTERNS = [
     (re.compile(_PARAMETER.sub("(?s:.+)", re.escape(route))), role)
@@ -150,6 +152,11 @@ def _decoded(raw: str) -> str:
     return path.rstrip("/") or "/"
 
 
+def allowed_methods(path: str) -> list[str]:
+    """Returns the methods that a plain path has lines for; none if it is not in the table."""
+    return [each for each in METHODS if _matching(each, path)]
+
+
 def needed_role(method: str, path: str) -> Role:
     """Returns the least role that may use a plain path: the highest role of matching lines, or the
     operator's if none matches."""
@@ -159,9 +166,12 @@ def needed_role(method: str, path: str) -> Role:
 
 @lru_cache(maxsize=4096)
 def _needed_role(method: str, path: str) -> Role:
+    return max(_matching(method, path), default=Role.OPERATOR)
+
+
+def _matching(method: str, path: str) -> list[Role]:
+    """Returns the roles of the lines that match."""
     line = f"{method} {path}"
     if method == "HEAD" and line not in ROLE_BY_ROUTE:
         line = f"GET {path}"
-    return max(
-        (role for pattern, role in _PATTERNS if pattern.fullmatch(line)), default=Role.OPERATOR
-    )
+    return [role for pattern, role in _PATTERNS if pattern.fullmatch(line)]

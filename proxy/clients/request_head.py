@@ -28,7 +28,7 @@ _URL = re.compile(r"(?i:https?)://([^/?#@:][^/?#@]*)((?:[/?][^#]*)?)")
 SINGLE_FIELDS = frozenset({"host", "content-length"})
 # Fields that may not come after the body, because that is too late (RFC 9110, section 6.5.1).
 NO_TRAILERS = frozenset(
-    {"authorization", "content-encoding", "content-length", "cookie", "host", "te"}
+    {"api-key", "authorization", "content-encoding", "content-length", "cookie", "host", "te"}
     | {"transfer-encoding", "x-api-key"}
 )
 

@@ -124,10 +124,13 @@ def test_api_checks_tokens_itself_when_it_has_a_secret(tmp_path: Path) -> None:
         assert refused.status_code == 401
         assert refused.headers["WWW-Authenticate"] == "Bearer"
         token = jwt.encode({"team_id": "tenstorrent"}, SECRET)
-        key = {"X-Api-Key": token}
-        assert (
-            requests.get(f"{api.url}/v1/models", headers=key, timeout=TIMEOUT_S).status_code == 200
-        )
+        for key, status in (
+            ({"X-Api-Key": token}, 200),
+            ({"api-key": token}, 200),
+            ({"api-key": token, "X-Api-Key": "sk-1"}, 401),
+        ):
+            answer = requests.get(f"{api.url}/v1/models", headers=key, timeout=TIMEOUT_S)
+            assert answer.status_code == status
         good = requests.post(
             f"{api.url}/inference",
             json={"text": "hi"},

@@ -15,7 +15,14 @@ from lab.kit.servers import MOCK_APP, ServedApi
 from optimizer.settings import Settings as OptimizerSettings
 from proxy.access import roles
 from proxy.access.auth import claimed_role
-from proxy.access.roles import ROLE_BY_ROUTE, Role, needed_role, plain_path
+from proxy.access.roles import (
+    METHODS,
+    ROLE_BY_ROUTE,
+    Role,
+    allowed_methods,
+    needed_role,
+    plain_path,
+)
 from proxy.clients import request_head
 from proxy.errors import BadRequest
 from tests.forked import served
@@ -205,11 +212,38 @@ def test_team_finds_no_way_around_the_table(door: ProxyProcess, api: ServedApi) 
     for target in closed + odd:
         for method in (b"GET", b"POST", b"DELETE", b"PUT", b"PATCH", b"OPTIONS", b"HEAD"):
             answer = door.raw(head % (method, target, token))
-            assert answer[9:12] in (b"400", b"403"), (method, target, answer[:200])
+            assert answer[9:12] in (b"400", b"403", b"405"), (method, target, answer[:200])
     assert api.state()["status"] == "ready"
     assert requests.get(f"{api.url}/state", timeout=DEADLINE_S).json() == before
     kept = requests.get(f"{api.url}/weights/sessions/theirs", timeout=DEADLINE_S)
     assert kept.status_code == 200
+
+
+@given(st.sampled_from(sorted(ROLE_BY_ROUTE)), st.sampled_from([*METHODS, "PATCH", "OPTIONS"]))
+def test_allowed_methods_are_those_with_a_line(route: str, method: str) -> None:
+    path = route.partition(" ")[2].replace("{", "").replace("}", "")
+    lines = {f"{method} {path}", f"GET {path}"} if method == "HEAD" else {f"{method} {path}"}
+    has_line = not lines.isdisjoint(
+        each.replace("{", "").replace("}", "") for each in ROLE_BY_ROUTE
+    )
+    assert has_line <= (method in allowed_methods(path))
+    assert allowed_methods(f"/nowhere{path}") == []
+
+
+def test_a_wrong_method_is_405_and_an_unknown_path_stays_closed(door: ProxyProcess) -> None:
+    for line, allow in (
+        ("GET /v1/chat/completions", "POST"),
+        ("PUT /v1/chat/completions/", "POST"),
+        ("DELETE /v1/models/a/b", "GET, HEAD"),
+        ("POST /state", "GET, HEAD, PUT"),
+        ("GET /weights_log", "POST"),
+    ):
+        reply = ask(door, line, role="team")
+        method, _, path = line.partition(" ")
+        assert (reply.status_code, reply.headers["Allow"]) == (405, allow), line
+        assert f"{method} {path.rstrip('/')}: Method Not Allowed; send {allow}." in reply.text
+    for line in ("GET /V1/chat/completions", "POST /v1/files", "PUT /nowhere", "GET /state"):
+        assert ask(door, line, role="team").status_code == 403, line
 
 
 def test_refusal_by_role_is_in_the_audit(door: ProxyProcess) -> None:

@@ -3,13 +3,22 @@
 import http.client
 import json
 import threading
+from itertools import combinations
 
 import pytest
 import requests
 
 from proxy.upstreams.headers import without_address
 from tests.proxy.relayed import post, read_head
-from tests.proxy.support import DEADLINE_S, LAST_CHUNK, Peer, ProxyProcess, ScriptedUpstream, bearer
+from tests.proxy.support import (
+    DEADLINE_S,
+    LAST_CHUNK,
+    Peer,
+    ProxyProcess,
+    ScriptedUpstream,
+    bearer,
+    make_token,
+)
 
 
 def test_method_target_and_body_arrive_unchanged(proxy: ProxyProcess) -> None:
@@ -62,16 +71,35 @@ def test_refusals_of_messages_are_anthropics(proxy: ProxyProcess) -> None:
     assert reply.json() == {"type": "error", "error": error, "request_id": request_id}
 
 
-def test_a_token_may_come_as_x_api_key_and_goes_no_further(proxy: ProxyProcess) -> None:
-    token = bearer()["Authorization"].removeprefix("Bearer ")
-    seen = requests.get(f"{proxy.url}/key", headers={"X-Api-Key": token}, timeout=DEADLINE_S)
-    assert seen.json()["headers"]["x-team-id"] == "team-a"
-    assert token not in seen.text
-    for headers in ({"X-Api-Key": "sk-1"}, {"X-Api-Key": ""}, bearer() | {"Authorization": "x"}):
-        refused = requests.get(f"{proxy.url}/key", headers=headers, timeout=DEADLINE_S)
-        assert refused.status_code == 401
-    both = {"Authorization": "Bearer forged", "X-Api-Key": token}
-    assert requests.get(f"{proxy.url}/key", headers=both, timeout=DEADLINE_S).status_code == 401
+NAMES = ("Authorization", "X-Api-Key", "api-key")
+TOKEN = make_token()
+OTHER = make_token(token_id="other")
+
+
+@pytest.mark.parametrize("names", [each for n in range(4) for each in combinations(NAMES, n)])
+def test_a_token_may_come_in_any_header_and_goes_no_further(
+    proxy: ProxyProcess, names: tuple[str, ...]
+) -> None:
+    """The same token in several is one; two different ones are refused, valid or not."""
+
+    def ask(*tokens: str) -> requests.Response:
+        sent = {
+            name: f"bearer  {token}" if name == "Authorization" else token
+            for name, token in zip(names, tokens, strict=True)
+        }
+        return requests.get(f"{proxy.url}/key", headers=sent, timeout=DEADLINE_S)
+
+    answer = ask(*[TOKEN] * len(names))
+    assert answer.status_code == (200 if names else 401)
+    assert TOKEN not in answer.text
+    for forged in ("sk-1", ""):
+        assert ask(*[forged] * len(names)).status_code == 401
+    for other in (OTHER, "sk-1"):
+        for at in range(len(names) if len(names) > 1 else 0):
+            refused = ask(*[other if at == number else TOKEN for number in range(len(names))])
+            assert refused.status_code == 401
+    written = proxy.log() + proxy.audit_file.read_text()
+    assert not any(each in written for each in (TOKEN, OTHER))
 
 
 def test_underscore_spelling_of_an_identity_header_does_not_pass(proxy: ProxyProcess) -> None:
