@@ -17,6 +17,7 @@ import importlib.util
 import logging
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -279,7 +280,7 @@ def zig(machine: str, library: str = f"gnu.{OLDEST_GLIBC}") -> list[str]:
 def _build(compiler: Sequence[str], units: Mapping[str, Sequence[str]], target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        with tempfile.TemporaryDirectory() as scratch:
             objects = compile_units(compiler, units, FLAGS, Path(scratch))
             with whole_file(target) as draft:
                 link(compiler, objects, FLAGS, draft)
@@ -324,9 +325,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()
     except BuildFailed as failure:
         sys.exit(f"The kernels cannot be built: {failure}.")
     except KeyboardInterrupt:
-        sys.exit("The kernels were not built, because of Ctrl-C.")
+        sys.exit("The kernels were not built, because of Ctrl-C or SIGTERM.")

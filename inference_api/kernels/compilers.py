@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from threading import Lock
 
@@ -20,7 +20,10 @@ def run_all(commands: Sequence[list[str]]) -> None:
     compilers = _Compilers()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         try:
-            failures = [failure for failure in threads.map(compilers.failure, commands) if failure]
+            futures = [threads.submit(compilers.failure, command) for command in commands]
+            while wait(futures, timeout=1.0).not_done:
+                pass  # a signal that comes just before a wait does not interrupt it
+            failures = [failure for each in futures if (failure := each.result())]
         except BaseException:  # Ctrl-C: leaving the block waits for the threads
             compilers.kill()
             raise

@@ -98,11 +98,14 @@ def test_faulty_sources_are_reported_and_leave_nothing(source: Path, tmp_path: P
     assert not list((tmp_path / "made").iterdir())
 
 
-def test_ctrl_c_while_it_compiles_prints_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_build_that_is_ended_prints_one_line_and_leaves_nothing(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
     begun, compiler = tmp_path / "begun", tmp_path / build.COMPILERS[0]
     os.mkfifo(begun)
     compiler.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && exec echo 1\necho > {begun}; sleep 600; true'
+        f'#!/bin/sh\n[ "$1" = --version ] && exec echo 1\necho "$@" > {begun}; sleep 600; true'
     )
     compiler.chmod(0o755)
     process = subprocess.Popen(
@@ -116,10 +119,14 @@ def test_ctrl_c_while_it_compiles_prints_one_line(tmp_path: Path) -> None:
         # Tests run in the background of a shell inherit that Ctrl-C is ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    with begun.open():
-        process.send_signal(signal.SIGINT)
+    with begun.open() as commands:
+        scratch = Path(commands.readline().split()[-1]).parent
+        assert scratch.is_dir()
+        process.send_signal(signum)
         printed, _ = process.communicate(timeout=TIMEOUT_S)
-    assert (process.returncode, printed) == (1, "The kernels were not built, because of Ctrl-C.\n")
+    told = "The kernels were not built, because of Ctrl-C or SIGTERM.\n"
+    assert (process.returncode, printed) == (1, told)
+    assert not scratch.exists()
 
 
 @pytest.mark.parametrize(
