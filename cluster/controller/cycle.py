@@ -31,6 +31,8 @@ LEAST_S = 1.0  # least time between two readings
 # Share of a stabilisation window that must pass. Cycles run a few milliseconds early or late, so a
 # whole window of two periods would often last three.
 WINDOW_PART = 0.95
+LEVELS = ("TTFT:", "ITL:")  # begin the optimizer's reason if no number of replicas meets a level
+FACTORS = [2**number for number in range(11)]  # on levels that are not met, until they are
 NO_STARTS: Mapping[str, StartForecast] = {}
 
 
@@ -57,6 +59,8 @@ class ServerCycle:
     has_changed: bool = False
     is_short: bool = False
     """Whether cards or a limit keep the plan below the replicas that the load needs."""
+    unmet: str = ""
+    """Why the plan is for longer levels: no number of replicas meets the server's own."""
     missed: tuple[str, ...] = ()
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
     """Forecasts of the next period, by figure."""
@@ -193,24 +197,29 @@ class Planner:
     def _ask(self, standing: Standing) -> tuple[Json, OptimizerReply | None, str]:
         """Returns the question, the answer (None without one), and why there is no answer.
 
-        At the machines' present speed, there may be no number of replicas that meets a server's
-        levels. The question is then asked again with levels longer by the factor by which machines
-        are slower. Meanwhile the server gets no fewer replicas."""
-        system = self._parts.system
+        There may be no number of replicas that meets a server's levels. The question is then asked
+        again, with levels longer by as much as machines are slower than in the document; meanwhile
+        the server gets no fewer replicas. If that is not enough, levels are doubled until it is.
+        `unallocated` in the answer still has the levels that are not met."""
+        system, slow = self._parts.system, dict[tuple[str, str], float]()
+        unmet, unsure = dict[str, str](), set[str]()
         body = question(system, standing)
         try:
             answer = self._parts.optimizer.solve(body)
-            slow = {
-                (system.class_of(name), model): times
-                for name in answer.unallocated.keys() & system.servers.keys()
-                for model in [str(system.servers[name].get("model"))]
-                if (times := self._speeds.slowness(model)) > 1
-            }
-            if slow:
-                unsure = {*standing.unsure, *answer.unallocated}
-                body = question(system, replace(standing, unsure=unsure, slowness=slow))
+            for factor in FACTORS:
+                late = {n: why for n, why in answer.unallocated.items() if why.startswith(LEVELS)}
+                if not late:
+                    break
+                unmet = late | unmet
+                unsure = unsure | late.keys() if factor == 1 else unsure - late.keys()
+                for name in late.keys() & system.servers.keys():
+                    model = str(system.servers[name].get("model"))
+                    slow[system.class_of(name), model] = factor * self._speeds.slowness(model)
+                all_unsure = {*standing.unsure, *unsure}
+                body = question(system, replace(standing, unsure=all_unsure, slowness=slow))
                 answer = self._parts.optimizer.solve(body)
-            return body, answer, ""
+            unallocated = {**answer.unallocated, **unmet}
+            return body, answer.model_copy(update={"unallocated": unallocated}), ""
         except OptimizerUnusable as error:
             return body, None, str(error)
 
@@ -343,14 +352,14 @@ class Planner:
         load = self._demands[name].load
         if answer is None:
             return ServerCycle(current, load, held="the optimizer gave no plan")
-        allocation = answer.allocations.get(name)
+        allocation, unmet = answer.allocations.get(name), answer.unallocated.get(name, "")
         planned = Latencies()
         if allocation is not None:
             planned = Latencies(allocation.ttft_average, allocation.itl_average)
         if name in held:
             return ServerCycle(current, load, planned=planned, held=held[name])
         if allocation is None:
-            why = answer.unallocated.get(name, "the optimizer does not say why")
+            why = unmet or "the optimizer does not say why"
             return ServerCycle(current, load, held=f"no allocation: {why}")
         wanted = groups_of(name, allocation)
         is_short = name in answer.details and answer.details[name].best_effort
@@ -360,9 +369,8 @@ class Planner:
             # Groups to remove stay in the plan with 0 replicas, because a server that has no group
             # in the plan keeps its replicas.
             current = dict.fromkeys(current, 0) | wanted
-        return ServerCycle(
-            current, load, planned=planned, has_changed=has_changed, is_short=is_short
-        )
+        told = ServerCycle(current, load, planned=planned, is_short=is_short, unmet=unmet)
+        return replace(told, has_changed=has_changed)
 
 
 def _expected(load: Json) -> OfferedLoad:

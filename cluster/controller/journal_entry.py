@@ -40,12 +40,14 @@ class UnplacedJson(TypedDict):
 
 
 class ServerDecision(TypedDict):
-    """A server's plan. `is_short` means that it has too few replicas for its load."""
+    """A server's plan. `is_short` means that it has too few replicas for its load; `unmet` is the
+    level that no number of replicas meets."""
 
     arrived_per_minute: float | None
     plan: list[GroupJson]
     has_changed: bool
     is_short: bool
+    unmet: str
     held: str
 
 

@@ -60,7 +60,27 @@ def test_a_server_that_was_slow_when_it_fell_asleep_is_woken(optimizer_url: str)
     assert settled(world, 0, periods=1) == 1
 
 
-def test_levels_that_the_document_itself_cannot_meet_are_refused(optimizer_url: str) -> None:
+@pytest.mark.parametrize("level", [("slo-itl", 9.0), ("slo-itl", 0.1), ("slo-ttft", 1.0)])
+def test_replicas_follow_a_load_by_best_effort_where_no_machine_meets_the_levels(
+    optimizer_url: str, level: tuple[str, float]
+) -> None:
+    document = system_json(rate=LOW, maxBatchSize=16)
+    target = {"model": "m", "slo-ttft": 500, "slo-itl": 200} | dict([level])
+    document["system"]["serviceClassData"]["serviceClasses"][0]["modelTargets"] = [target]
+    del document["system"]["modelData"]["models"][1]  # the fast accelerator
+    world = World(optimizer_url, document, scale_down_s=0, stabilization_s=0, tune=False)
+    planned = []
+    for load in (LOW, 2 * LOW, 4 * LOW, 8 * LOW, LOW):
+        for _ in range(3):
+            told = world.period(load).servers["s"]
+            assert told.held == ""
+            assert f"over the target of {level[1]:g} ms" in told.unmet
+        planned.append(world.replicas)
+    assert planned[:4] == sorted(planned[:4])
+    assert planned[3] > planned[0] == planned[4]
+
+
+def test_levels_that_are_a_mistake_are_refused(optimizer_url: str) -> None:
     world = slow_world(optimizer_url)
     parts = world.system.parts["serviceClassData"]["serviceClasses"][0]
     parts["modelTargets"][0]["slo-itl"] = 0.001

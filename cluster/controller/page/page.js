@@ -51,6 +51,7 @@ function decided(seen) {
   if (!seen) return "–";
   if (seen.held) return seen.held;
   const decision = seen.has_changed ? "changed" : "as it was";
+  if (seen.unmet) return [`${decision}, for longer levels: ${seen.unmet}`, "bad"];
   return seen.is_short ? [`${decision}, fewer than its load needs`, "bad"] : decision;
 }
 

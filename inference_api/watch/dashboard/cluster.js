@@ -142,6 +142,7 @@ function decided(seen) {
   if (!seen) return "–";
   if (seen.held) return seen.held;
   const decision = seen.has_changed ? h("strong", {}, "changed") : "unchanged";
+  if (seen.unmet) return [decision, small(`for longer levels: ${seen.unmet}`)];
   return seen.is_short ? [decision, small("fewer than its load needs")] : decision;
 }
 
