@@ -27,7 +27,6 @@ from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
 from inference_api.core.record import Observer
 from inference_api.core.status import Hooks
-from inference_api.core.step_times import StepTimes
 from inference_api.model_loading import bring_up as bring_up_models
 from inference_api.pipeline import routes as pipeline
 from inference_api.pipeline.model import bring_up as bring_up_split
@@ -109,7 +108,7 @@ def create_server(
     )
     backend = DecodeBackend(
         *(settings, _input_queue(settings), OutputQueues(), bring_up_of(settings)),
-        on_decoded=metrics.rows_decoded,
+        on_stepped=metrics.stepped,
     )
     watcher = DisconnectWatcher()
     tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
@@ -221,8 +220,7 @@ def _state(model: ModelSettings, backend: DecodeBackend) -> ServerState:
     name, snapshot = model.name, backend.snapshot.models[model.name]
     queued = backend.input_queue.num_waiting(name) + snapshot.paused
     sessions = backend.output_queues.num_sessions(name)
-    step_times = backend.served[name].step_times if name in backend.served else StepTimes()
-    return ServerState(model.user_rows, queued, sessions, snapshot, step_times)
+    return ServerState(model.user_rows, queued, sessions, snapshot)
 
 
 def _end_arbiter() -> None:

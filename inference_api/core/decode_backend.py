@@ -55,7 +55,7 @@ class DecodeBackend:
         output_queues: OutputQueues,
         bring_up: BringUp | None = None,
         clock: Callable[[], float] = time.monotonic,
-        on_decoded: Callable[[str, int], None] = lambda model, batch_size: None,
+        on_stepped: Callable[[str, int, float], None] = lambda model, batch_size, seconds: None,
     ) -> None:
         self.settings = settings
         self.max_users = settings.all_user_rows
@@ -69,7 +69,7 @@ class DecodeBackend:
         self.output_queues = output_queues
         self._bring_up = bring_up
         self._clock = clock
-        self._on_decoded = on_decoded
+        self._on_stepped = on_stepped
         self.residents: Residents = self._fixed(())  # set by `bring_up`; any thread may read it
         self._residents: Residents = self.residents  # the loop's; emptied after a failure
         self._stepped: list[tuple[LoadedModel, PlannedStep]] = []  # in this turn
@@ -256,8 +256,6 @@ class DecodeBackend:
             step = model.decode(self._clock)
             if not step.is_empty:
                 self._stepped.append((model, step))
-            if step.decoding:
-                self._on_decoded(model.name, len(step.decoding))
         for model in () if self._stepped else self.models.values():
             model.wait_for_pages()
 
@@ -285,6 +283,7 @@ class DecodeBackend:
         loop_s = now_s - started_s - sum([step.model_s for _, step in stepped])
         for model, step in stepped:
             model.learn_turn(step, step.model_s, loop_s / len(stepped))
+            self._on_stepped(model.name, len(step.decoding), step.model_s + loop_s / len(stepped))
         for each in self.models.values():
             each.served.costs.publish(time.time())
         self._publish(now_s)

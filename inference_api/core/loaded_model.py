@@ -139,7 +139,6 @@ class LoadedModel:
         totals.steps += 1
         totals.model_s += model_s
         totals.loop_s += loop_s
-        self.served.step_times.add(len(step.decoding), model_s + loop_s)
         if self.speculation is not None:
             self.speculation.learn_turn(step, model_s, loop_s)
         else:

@@ -5,7 +5,6 @@ from typing import Self
 
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.step_costs import StepCosts
-from inference_api.core.step_times import StepTimes
 from inference_api.loading.generation_config import NO_DEFAULTS, Defaults
 from inference_api.runner import ModelRunner, RunnerFacts
 from inference_api.text.constraints import GrammarCompiler
@@ -38,7 +37,7 @@ class StepTotals:
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model as request threads see it, loaded or not. Any thread may read it. The decode thread
-    updates `totals`, `depths`, `step_times` and `costs`, which survive unloading."""
+    updates `totals`, `depths` and `costs`, which survive unloading."""
 
     name: str
     tokenizer: Tokenizer
@@ -56,7 +55,6 @@ class ServedModel:
     sampling_defaults: Defaults = field(default_factory=dict)
     totals: StepTotals = field(default_factory=StepTotals)
     depths: DraftDepths = field(default_factory=DraftDepths)
-    step_times: StepTimes = field(default_factory=StepTimes)
 
     @classmethod
     def of(

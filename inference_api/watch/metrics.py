@@ -6,7 +6,6 @@ named VLLM_… give the same numbers vLLM's names, which autoscalers and dashboa
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
 
 from flask import Blueprint, Response
@@ -28,10 +27,10 @@ from common.operations import operation
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.record import EndedGeneration, Observer
 from inference_api.core.status import ModelSnapshot
-from inference_api.core.step_times import BUCKETS_S, StepTimes
 
 MODEL = "model_name"
 LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
 ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -47,7 +46,6 @@ class ServerState:
     queued: int
     sessions: int
     snapshot: ModelSnapshot = field(default_factory=ModelSnapshot)
-    step_times: StepTimes = field(default_factory=StepTimes)
 
 
 # Keyed by name: the help text, and the value.
@@ -140,6 +138,10 @@ VLLM_RECORDED = {  # vLLM's names of these histograms
     "vllm:request_prompt_tokens": "prompt_tokens",
     "vllm:request_generation_tokens": "completion_tokens",
 }
+VLLM_TOTALS = {  # vLLM's counters of ended generations: the name, help text
+    "prompt_tokens": ("vllm:prompt_tokens", "Tokens of prompts."),
+    "completion_tokens": ("vllm:generation_tokens", "Tokens of answers."),
+}
 
 
 class DepthMetric(NamedTuple):
@@ -194,6 +196,18 @@ class ServerMetrics(Observer):
             "batch_size", "Rows decoded together in a step.", BATCH_BUCKETS
         )
         self._batch_sizes = {model: batch_size.labels(model) for model in models}
+        self._step_times = Histogram(
+            "inference_step_seconds",
+            "Time of a step, by up to how many rows decoded in it.",
+            [MODEL, "batch_size"],
+            registry=self.registry,
+            buckets=STEP_BUCKETS_S,
+        )
+        totals_registry = self.registry if with_vllm_names else None
+        self._totals = {
+            figure: Counter(*each, [MODEL], registry=totals_registry)
+            for figure, each in VLLM_TOTALS.items()
+        }
         self._switch = Histogram(
             "hearth:expert_switch_seconds",
             "From a request for an expert that was not in memory until it was.",
@@ -210,15 +224,21 @@ class ServerMetrics(Observer):
     def token_gap(self, model: str, seconds: float) -> None:
         self._itl.labels(model).observe(seconds)
 
-    def rows_decoded(self, model: str, batch_size: int) -> None:
-        """Record a step. The decode thread calls it."""
-        self._batch_sizes[model].observe(batch_size)
+    def stepped(self, model: str, batch_size: int, seconds: float) -> None:
+        """Record a step in which `batch_size` rows decoded. Times are grouped by batch sizes up to
+        powers of two; 0 stands for steps with prompts only. The decode thread calls it."""
+        if batch_size:
+            self._batch_sizes[model].observe(batch_size)
+        group = 1 << (batch_size - 1).bit_length() if batch_size else 0
+        self._step_times.labels(model, group).observe(seconds)
 
     def ended(self, ended: EndedGeneration) -> None:
         record = ended.record
         self._requests.labels(record.model, record.finish_reason).inc()
         for figure, histogram in self._recorded.items():
             histogram.labels(record.model).observe(getattr(record, figure))
+        for figure, counter in self._totals.items():
+            counter.labels(record.model).inc(getattr(record, figure))
         if record.switch is not None:
             self._switch.labels(record.model).observe(record.switch.switching_time_s)
 
@@ -245,11 +265,6 @@ class ServerMetrics(Observer):
             **recorded,
         }
         self.registry.register(_Renamed(renamed))
-        totals = {
-            "vllm:prompt_tokens": ("Tokens of prompts.", self._recorded["prompt_tokens"]),
-            "vllm:generation_tokens": ("Tokens of answers.", self._recorded["completion_tokens"]),
-        }
-        self.registry.register(_Totals(totals))
 
 
 class _StateCollector(Collector):
@@ -276,9 +291,7 @@ class _StateCollector(Collector):
             for model, state in states.items():
                 counter.add_metric([model], getattr(state.snapshot.totals, figure))
             yield counter
-        depths = {model: state.snapshot.depths for model, state in states.items()}
-        yield from self._of_drafts(depths)
-        yield _of_steps({model: state.step_times for model, state in states.items()})
+        yield from self._of_drafts({model: each.snapshot.depths for model, each in states.items()})
 
     def _of_drafts(self, depths: Mapping[str, DraftDepths]) -> Iterable[Metric]:
         """Yields the counters by depth of drafts, and a histogram of accepted tokens."""
@@ -300,20 +313,6 @@ class _StateCollector(Collector):
         yield histogram
 
 
-def _of_steps(times: Mapping[str, StepTimes]) -> Metric:
-    histogram = HistogramMetricFamily(
-        "inference_step_seconds",
-        "Time of a step, by up to how many rows decoded in it.",
-        labels=[MODEL, "batch_size"],
-    )
-    for model, of_model in times.items():
-        for batch_size, counts, sum_s in of_model.by_batch_size():
-            bounds = [*map(str, BUCKETS_S), "+Inf"]
-            buckets = [*zip(bounds, accumulate(counts), strict=True)]
-            histogram.add_metric([model, str(batch_size)], buckets, sum_s)
-    return histogram
-
-
 class _Renamed(Collector):
     """The same metrics under vLLM's names, with vLLM's label for the finish reason."""
 
@@ -331,22 +330,6 @@ class _Renamed(Collector):
                         labels["finished_reason"] = VLLM_REASONS.get(reason, reason)
                     renamed.samples.append(sample._replace(name=name + suffix, labels=labels))
                 yield renamed
-
-
-class _Totals(Collector):
-    """Counters of the sums of histograms. The keys are their names; the strings are help texts."""
-
-    def __init__(self, histograms: Mapping[str, tuple[str, Histogram]]) -> None:
-        self._histograms = histograms
-
-    def collect(self) -> Iterable[Metric]:
-        for name, (help_text, histogram) in self._histograms.items():
-            counter = CounterMetricFamily(name, help_text, labels=[MODEL])
-            for family in histogram.collect():
-                for sample in family.samples:
-                    if sample.name == f"{family.name}_sum":
-                        counter.add_metric([sample.labels[MODEL]], sample.value)
-            yield counter
 
 
 def create_blueprint(registry: CollectorRegistry) -> Blueprint:

@@ -17,6 +17,7 @@ from inference_api.inference_api_server import server_of
 from inference_api.request import Caller, GenerationRequest, OutputQueue, SessionId
 from inference_api.settings import Settings
 from inference_api.watch.metrics import ServerMetrics, ServerState
+from lab.kit.servers import eventually
 from tests.inference_api.in_process import started
 
 LABELS = '{model_name="hearth-tiny"}'
@@ -127,7 +128,7 @@ def test_models_are_told_apart() -> None:
     metrics = ServerMetrics(["a", "b"], lambda model: replace(STATE, snapshot=busy[model]))
     metrics.ended(replace(ENDED, record=replace(RECORD, model="b")))
     metrics.token_gap("b", 0.1)
-    metrics.rows_decoded("b", 3)
+    metrics.stepped("b", 3, 0.1)
 
     def value(name: str, model: str) -> float | None:
         return metrics.registry.get_sample_value(name, {"model_name": model})
@@ -156,11 +157,31 @@ def test_every_decode_step_counts_its_rows(client: FlaskClient) -> None:
     before = scrape(client)
     with client.post("/inference", json={"text": "steps", "max_tokens": 5}) as response:
         assert response.get_data(as_text=True) == "steps"
+    name = "inference_batch_size"
+    count = f"{name}_count{LABELS}"
+    eventually(lambda: scrape(client)[count] - before[count] == 5)  # after the answer has ended
     after = scrape(client)
-    for suffix, gained in (("_count", 5), ("_sum", 5), ("_bucket", 5)):  # one row at a time
-        labels = '{le="1.0",model_name="hearth-tiny"}' if suffix == "_bucket" else LABELS
-        name = f"inference_batch_size{suffix}{labels}"
-        assert after[name] - before[name] == gained
+    for each in (f"{name}_sum{LABELS}", f'{name}_bucket{{le="1.0",model_name="hearth-tiny"}}'):
+        assert after[each] - before[each] == 5  # one row at a time
+
+
+def test_step_times_are_together_up_to_a_power_of_two() -> None:
+    metrics = ServerMetrics(["m"], lambda name: STATE)
+    for batch_size in range(257):
+        metrics.stepped("m", batch_size, 0.003)
+    metrics.stepped("m", 6, 0.3)
+
+    def value(group: int, suffix: str, **labels: str) -> float | None:
+        name, group_labels = f"inference_step_seconds{suffix}", {"batch_size": str(group)}
+        return metrics.registry.get_sample_value(name, {"model_name": "m"} | group_labels | labels)
+
+    assert [value(group, "_count") for group in (0, 1, 2, 4, 8)] == [1, 1, 1, 2, 5]
+    assert [value(2**n, "_count") for n in range(4, 9)] == [2 ** (n - 1) for n in range(4, 9)]
+    assert [value(8, "_bucket", le=le) for le in ("0.002", "0.005", "0.5", "+Inf")] == [0, 4, 5, 5]
+    assert value(8, "_sum") == pytest.approx(0.312)
+    assert metrics.registry.get_sample_value("inference_batch_size_count", {"model_name": "m"}) == (
+        257
+    )
 
 
 def test_phases_of_a_generation_make_up_its_time(client: FlaskClient) -> None:
