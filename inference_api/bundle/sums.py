@@ -68,26 +68,17 @@ class Limit:
 
 def memory_need(members: Members) -> int:
     """Returns the bytes of all weights. Shared weights count once."""
-    return sum(_weights_of(members).values())
+    by_key = {key: size for each in members for key, size in each.weights_by_key.items()}
+    return sum(by_key.values())
 
 
 def fast_memory_need(members: Members) -> int:
     """Returns the bytes needed so that each member can be loaded at some time: for the pinned
     members, the largest of the others, and a step."""
     pinned = [each for each in members if each.is_pinned]
-    held = _weights_of(pinned)
-    others = [
-        each.cache_bytes + sum(size for key, size in each.weights_by_key.items() if key not in held)
-        for each in members
-        if not each.is_pinned
-    ]
-    scratch = max((each.scratch_bytes for each in members), default=0)
-    return (
-        sum(held.values())
-        + sum(each.cache_bytes for each in pinned)
-        + max(others, default=0)
-        + scratch
-    )
+    loaded = [[*pinned, each] for each in members if not each.is_pinned] or [pinned]
+    held = [memory_need(each) + sum(member.cache_bytes for member in each) for each in loaded]
+    return max(held) + _scratch_bytes(members)
 
 
 def slots_need(members: Members) -> int:
@@ -95,8 +86,11 @@ def slots_need(members: Members) -> int:
     num_pinned = sum(each.is_pinned for each in members)
     num_slots = num_pinned + (num_pinned < len(members))
     largest = max((each.slot_bytes for each in members), default=0)
-    scratch = max((each.scratch_bytes for each in members), default=0)
-    return num_slots * largest + scratch
+    return num_slots * largest + _scratch_bytes(members)
+
+
+def _scratch_bytes(members: Members) -> int:
+    return max((each.scratch_bytes for each in members), default=0)
 
 
 MEMORY = Limit("memory_limit", memory_need, lambda member: member.weights_bytes)
@@ -118,10 +112,6 @@ def excess(limit: Limit, members: Members, limit_bytes: int) -> str | None:
         f"{limit.key}: need {need_bytes} bytes, limit {limit_bytes}, over by {over}; "
         f"{remedy}raise {limit.key}."
     )
-
-
-def _weights_of(members: Members) -> dict[Key, int]:
-    return {key: size for each in members for key, size in each.weights_by_key.items()}
 
 
 def _to_drop(limit: Limit, members: Members, limit_bytes: int) -> Members:

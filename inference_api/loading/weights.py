@@ -15,7 +15,7 @@ from inference_api.kernels.library import Kernels, PackedWeight
 from inference_api.kernels.packing import FLOAT_BITS, Bits
 from inference_api.loading import layout
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.families.layer_plan import SourceTensor
+from inference_api.loading.families.layer_plan import ParameterSources, SourceTensor
 from inference_api.loading.numbers import Pack
 from inference_api.loading.packing.layout import ALIGNMENT_BYTES
 from inference_api.loading.packing.pages import anonymous
@@ -130,7 +130,14 @@ def _targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Sour
             name != layout.HEAD or weight is not packed.get(layout.EMBEDDING)
         ):
             writes[name] = partial(_pack, pack, weight)
-    plan = layout.weight_plan(config) | layout.linear_weights(config)
+    return source_writes(layout.weight_plan(config) | layout.linear_weights(config), writes)
+
+
+def source_writes(
+    plan: ParameterSources, writes: Mapping[str, Callable[[int, Weight], None]]
+) -> Iterator[tuple[SourceTensor, Write]]:
+    """Yields each tensor that the parameters in `writes` are made of, with the write to its rows,
+    whose first one it is given."""
     for name, write in writes.items():
         first = 0
         for part in plan[name]:

@@ -1,11 +1,10 @@
 """The parameters of a model that torch decodes, on any device and in any precision."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
@@ -15,10 +14,9 @@ from inference_api.kernels.library import PackedWeight
 from inference_api.kernels.packing import Bits
 from inference_api.loading import layout
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.numbers import Numbers
-from inference_api.loading.stream import Weight, Write, write_weights
-from inference_api.loading.weights import Packing
+from inference_api.loading.stream import Weight, write_weights
+from inference_api.loading.weights import Packing, source_writes
 
 Multiply = Callable[[Tensor, Sequence[Panels], Tensor | None], Tensor]
 
@@ -110,14 +108,14 @@ def load_torch_parameters(
     }
     parameters = torch_parameters(config, dtype, bits, memory)
     plan = layout.weight_plan(config) | layout.linear_weights(config)
-    targets: list[tuple[SourceTensor, Write]] = []
+    writes: dict[str, Callable[[int, Weight], None]] = {}
     for name in forms:
         if name in parameters.panels:
             assert packing is not None
-            targets += _packed_targets(parameters.panels[name], plan[name], packing)
+            writes[name] = _packer(parameters.panels[name], len(plan[name]), packing)
         else:
-            targets += _tensor_targets(parameters.tensors[name], plan[name])
-    write_weights(files, targets, config, pause)
+            writes[name] = partial(_copy, parameters.tensors[name])
+    write_weights(files, source_writes(plan, writes), config, pause)
     return parameters
 
 
@@ -143,19 +141,9 @@ def torch_parameters(
     return TorchParameters(tensors, panels=panels)
 
 
-def _tensor_targets(
-    tensor: Tensor, parts: Sequence[SourceTensor]
-) -> Iterator[tuple[SourceTensor, Write]]:
-    views = tensor.split_with_sizes([part.shape[0] for part in parts])
-    for part, view in zip(parts, views, strict=True):
-        yield part, partial(_copy, view)
-
-
-def _packed_targets(
-    matrix: Panels, parts: Sequence[SourceTensor], packing: Packing
-) -> Iterator[tuple[SourceTensor, Write]]:
-    """Packs all parts on the host before it copies them, because two parts may share a panel."""
-    left = len(parts)
+def _packer(matrix: Panels, left: int, packing: Packing) -> Callable[[int, Weight], None]:
+    """Packs all parts, `left` in number, on the host before it copies them, because two parts may
+    share a panel."""
     packed: PackedWeight | None = None
 
     def pack(first: int, weight: Weight) -> None:
@@ -168,15 +156,14 @@ def _packed_targets(
             matrix.blocks.copy_(torch.from_numpy(packed.blocks))
             packed = None
 
-    firsts = np.cumsum([0, *(part.shape[0] for part in parts)]).tolist()
-    for part, first in zip(parts, firsts[:-1], strict=True):
-        yield part, partial(pack, first)
+    return pack
 
 
-def _copy(target: Tensor, weight: Weight) -> None:
+def _copy(target: Tensor, first: int, weight: Weight) -> None:
     if isinstance(weight, Numbers):
         tensor = torch.from_numpy(weight.data)
-        target.copy_(tensor.view(torch.bfloat16) if weight.kind == "BF16" else tensor)
+        tensor = tensor.view(torch.bfloat16) if weight.kind == "BF16" else tensor
+        target[first : first + len(tensor)].copy_(tensor)
         return
-    for first, rows in weight.rows():
-        target[first : first + len(rows)].copy_(torch.from_numpy(rows))
+    for at, rows in weight.rows():
+        target[first + at : first + at + len(rows)].copy_(torch.from_numpy(rows))
