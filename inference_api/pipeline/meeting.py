@@ -17,6 +17,8 @@ from selectors import EVENT_READ, DefaultSelector
 from struct import Struct
 from typing import Self
 
+import numpy as np
+
 from inference_api.pipeline.ranks import RankSettings
 
 logger = logging.getLogger(__name__)
@@ -65,8 +67,8 @@ def _joined(
 ) -> Sequence[tuple[socket.socket, int]]:
     """Wait for all ranks except rank 0. Returns their connections and ports, by ascending rank."""
     members: dict[int, tuple[socket.socket, int]] = {}
-    for connection, received in listener.arrivals(until_s):
-        word, rank, num_ranks, port = GREETING.unpack(received)
+    for connection, greeting in listener.arrivals(until_s):
+        word, rank, num_ranks, port = GREETING.unpack(greeting)
         for left in [each for each, (member, _) in members.items() if not _is_connected(member)]:
             members.pop(left)[0].close()
         is_expected = 0 < rank < num_ranks == ranks.world_size and rank not in members
@@ -92,7 +94,7 @@ def _join(ranks: RankSettings, until_s: float) -> Neighbours:
         if first.getsockname() == first.getpeername():
             raise ConnectionError("TCP took the port itself, as nobody listens yet")
         first.sendall(GREETING.pack(JOIN, ranks.rank, ranks.world_size, listener.port))
-        word, name, host, port = INVITATION.unpack(_received(first, INVITATION.size, until_s))
+        word, name, host, port = INVITATION.unpack(received(first, INVITATION.size, until_s))
         if word != JOIN:
             raise ConnectionError("somebody else listens there")
         return _linked(name, (host.rstrip(b"\0").decode(), port), listener, ranks)
@@ -107,8 +109,8 @@ def _linked(
     try:
         next_connection.sendall(GREETING.pack(name, ranks.rank, num_ranks, 0))
         expected = GREETING.pack(name, (ranks.rank - 1) % num_ranks, num_ranks, 0)
-        for connection, received in listener.arrivals(until_s):
-            if received == expected:
+        for connection, greeting in listener.arrivals(until_s):
+            if greeting == expected:
                 return next_connection, connection
             connection.close()
         raise TimeoutError(f"the neighbour before rank {ranks.rank} has not come")
@@ -126,15 +128,16 @@ def _is_connected(member: socket.socket) -> bool:
         return False
 
 
-def _received(connection: socket.socket, num_bytes: int, until_s: float) -> bytes:
-    received = b""
-    while len(received) < num_bytes:
+def received(connection: socket.socket, num_bytes: int, until_s: float) -> memoryview:
+    """Returns the next `num_bytes` bytes of a connection, in new memory. Raises OSError."""
+    content = rest = np.empty(num_bytes, np.uint8).data
+    while rest:
         connection.settimeout(_left_s(until_s))
-        more = connection.recv(num_bytes - len(received))
-        if not more:
-            raise ConnectionError("refused")
-        received += more
-    return received
+        count = connection.recv_into(rest)
+        if not count:
+            raise ConnectionError("it has left")
+        rest = rest[count:]
+    return content
 
 
 def _left_s(until_s: float) -> float:
@@ -169,8 +172,8 @@ class _Listener:
             for key, _ in self._selector.select(_left_s(until_s)):
                 if key.fileobj is self._socket:
                     self._accept()
-                elif received := self._read_greeting(key.data):
-                    yield key.data, received
+                elif greeting := self._read_greeting(key.data):
+                    yield key.data, greeting
 
     def _accept(self) -> None:
         with suppress(OSError):  # the other side has left again
@@ -185,23 +188,23 @@ class _Listener:
 
     def _read_greeting(self, connection: socket.socket) -> bytes:
         """Returns the greeting of a connection once it is complete, and stops watching it."""
-        received = self._partial.get(connection)
-        if received is None:  # the connection was closed to make room
+        begun = self._partial.get(connection)
+        if begun is None:  # the connection was closed to make room
             return b""
         try:
-            more = connection.recv(GREETING.size - len(received))
+            more = connection.recv(GREETING.size - len(begun))
         except BlockingIOError:
             return b""
         except OSError:
             more = b""
-        self._partial[connection] = received + more
-        if more and len(received + more) < GREETING.size:
+        self._partial[connection] = begun + more
+        if more and len(begun + more) < GREETING.size:
             return b""
         self._forget(connection)
         if not more:
             connection.close()
             return b""
-        return received + more
+        return begun + more
 
     def _forget(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)

@@ -16,7 +16,7 @@ from typing import Self
 
 import numpy as np
 
-from inference_api.pipeline.meeting import meet
+from inference_api.pipeline.meeting import meet, received
 from inference_api.pipeline.messages import MAX_NUMBERS, PROMPT_TOKENS, BadMessage, Kind, Message
 from inference_api.pipeline.ranks import RankSettings
 
@@ -128,20 +128,12 @@ class Ring:
                 self._previous.shutdown(socket.SHUT_RDWR)  # wakes the receiving thread
 
     def _received(self, num_bytes: int, until_s: float) -> memoryview:
-        """Returns `num_bytes` bytes from the previous neighbour, in new memory."""
-        received = rest = np.empty(num_bytes, np.uint8).data
         try:
-            while rest:
-                self._previous.settimeout(max(0.001, until_s - time.monotonic()))
-                count = self._previous.recv_into(rest)
-                if not count:
-                    raise ConnectionError("it has left")
-                rest = rest[count:]
+            return received(self._previous, num_bytes, until_s)
         except OSError as error:
             if self._failure is not None:
                 raise self._lost(self.rank + 1, self._failure) from error
             raise self._lost(self.rank - 1, error) from error
-        return received
 
     def _lost(self, rank: int, reason: OSError) -> RingBroken:
         return RingBroken(

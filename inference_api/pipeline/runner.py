@@ -99,11 +99,8 @@ class PipelineRunner:
         self.choose_parts()
         self._local.warm_up()
 
-    def choose_parts(self, parts: int | None = None) -> None:
-        """Set the number of parts for a step of all rows: `parts`, or by default the fastest."""
-        if parts is not None:
-            self._rounds.parts_at_all_rows = parts
-            return
+    def choose_parts(self) -> None:
+        """Set the number of parts for a step of all rows to the fastest."""
         place_own_pages(self)
         times = {}
         for tried in PARTS_TRIED:

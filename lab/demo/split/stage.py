@@ -63,7 +63,10 @@ def main() -> None:
     for job in _jobs():
         if not runner.set_split(tuple(job.layers)):
             sys.exit(f"{job.layers} do not fit into memory")
-        runner.choose_parts(job.parts)
+        if job.parts is None:
+            runner.choose_parts()
+        else:
+            runner._rounds.parts_at_all_rows = job.parts
         _write({"tokens_per_s": runner.tokens_per_s(job.seconds, job.rows)})
     runner.close()
 
