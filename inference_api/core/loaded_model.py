@@ -11,9 +11,9 @@ from inference_api.core.drafts import Drafting
 from inference_api.core.plan import PlannedStep, StepPlanner, chunk_tokens
 from inference_api.core.rows import RowTable
 from inference_api.core.served_model import ServedModel
-from inference_api.core.state.bound_pages import BoundRowPages, ChunkMemory
+from inference_api.core.state.bound_pages import BoundRowPages
 from inference_api.core.state.pool import NO_PAGES
-from inference_api.core.state.row_pages import Reuse, RowPages
+from inference_api.core.state.row_pages import RowPages
 from inference_api.core.state.stored_pages import READ_WAIT_S
 from inference_api.core.status import ModelSnapshot
 from inference_api.runner import ModelRunner
@@ -158,10 +158,7 @@ def snapshot_of(served: ServedModel, models: Mapping[str, LoadedModel]) -> Model
 
 def row_pages(runner: ModelRunner, settings: Settings) -> RowPages:
     """Returns the page tables of a runner's rows, all empty."""
-    rows = runner.max_rows
-    if not runner.layout.is_bound:
-        reuse: Reuse = "all" if settings.prefix_reuse else "nothing"
-        return RowPages(runner, rows, reuse, runner.max_seq_len)
-    reuse = "prompts" if settings.prefix_reuse else "nothing"
-    chunks = ChunkMemory(runner, chunk_tokens(settings, runner))
-    return BoundRowPages(chunks, rows, reuse)
+    rows, reuses = runner.max_rows, settings.prefix_reuse
+    if runner.layout.is_bound:
+        return BoundRowPages(runner, rows, reuses, chunk_tokens(settings, runner))
+    return RowPages(runner, rows, reuses, runner.max_seq_len)

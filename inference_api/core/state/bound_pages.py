@@ -7,33 +7,49 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from math import lcm
 
-from inference_api.core.state.prefixes import Node, encode
+from inference_api.core.state.prefixes import Node, PrefixMatch, encode
 from inference_api.core.state.row_pages import HeldPages, RowPages
-from inference_api.runner import ModelRunner, PageLayout
+from inference_api.runner import RowMemory
 
 
 class BoundRowPages(RowPages):
     """Page `row * (num_pages // max_rows) + i` can only be the i-th page of that row.
 
     Pages are therefore copied instead of shared. A new row needs no copy of the nodes that lie in
-    its own pages. A node may lie in a page of a free row while other rows hold copies of it.
+    its own pages. A node may lie in a page of a free row while other rows hold copies of it. Only
+    whole chunks of prompts are reused, because only these are always computed with the same bits.
     """
+
+    def __init__(
+        self, memory: RowMemory, max_rows: int, reuses: bool = True, chunk_tokens: int = 1
+    ) -> None:
+        super().__init__(memory, max_rows, reuses)
+        self._row_pages = -(-self._max_tokens // self.page_tokens)
+        self._chunk_pages = lcm(chunk_tokens, self.page_tokens) // self.page_tokens
 
     def best_row(self, free_rows: Sequence[int], root: Hashable, prompt: Sequence[int]) -> int:
         """Returns the row that needs the fewest copies and loses the fewest cached pages; of
         several, the one that has been free longest."""
-        match = self._match(root, encode(prompt))
-        nodes = match.nodes if match.tail is None else (*match.nodes, match.tail)
-        kept = Counter(page // self._row_pages for page in self._tree.nodes)
+        nodes = self._match(root, encode(prompt)).nodes
         found = Counter(page // self._row_pages for node in nodes for page in node.pages)
-        return min(free_rows, key=lambda row: kept[row] - 2 * found[row])
+
+        def cost(row: int) -> int:
+            own = range(row * self._row_pages, (row + 1) * self._row_pages)
+            return len(self._tree.nodes.keys() & own) - 2 * found[row]
+
+        return min(free_rows, key=cost)
+
+    def _match(self, root: Hashable, prompt: bytes) -> PrefixMatch:
+        nodes = super()._match(root, prompt).nodes
+        return PrefixMatch(nodes[: len(nodes) // self._chunk_pages * self._chunk_pages])
+
+    def _reusable_tokens(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> int:
+        num_tokens = super()._reusable_tokens(held, min(num_tokens, held.num_prompt - 1), generated)
+        chunk_tokens = self._chunk_pages * self.page_tokens
+        return num_tokens // chunk_tokens * chunk_tokens
 
     def _own_page(self, held: HeldPages, index: int) -> int:
         return held.row * self._row_pages + index
-
-    @property
-    def _row_pages(self) -> int:
-        return -(-self._max_tokens // self.page_tokens)
 
     def _take(self, held: HeldPages, index: int) -> int:
         page = self._own_page(held, index)
@@ -70,39 +86,3 @@ class BoundRowPages(RowPages):
         if node is not None:
             self._tree.cut(node)
         return node is not None
-
-
-class ChunkMemory:
-    """Groups a runner's pages into pages as long as whole chunks of a prompt, because only whole
-    chunks are always computed with the same bits."""
-
-    def __init__(self, runner: ModelRunner, chunk_tokens: int) -> None:
-        small = runner.layout
-        assert small.is_bound
-        self._runner = runner
-        self._row_pages = small.num_pages // runner.max_rows  # pages of the runner for each row
-        self._together = lcm(chunk_tokens, small.page_tokens) // small.page_tokens
-        self._row_chunks = -(-self._row_pages // self._together)
-        self.layout = PageLayout(
-            runner.max_rows * self._row_chunks,
-            self._together * small.page_tokens,
-            self._together * small.page_bytes,
-            is_bound=True,
-        )
-
-    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
-        """Does nothing: bound pages are in place."""
-
-    def copy_page(self, source: int, target: int) -> None:
-        for from_page, to_page in zip(self._pages(source), self._pages(target), strict=True):
-            self._runner.copy_page(from_page, to_page)
-
-    def give_back(self, pages: Sequence[int]) -> None:
-        """Does nothing: rows keep their memory."""
-
-    def _pages(self, page: int) -> range:
-        """Returns the runner's pages that make up this page."""
-        row, chunk = divmod(page, self._row_chunks)
-        first = chunk * self._together
-        end = min(first + self._together, self._row_pages)
-        return range(row * self._row_pages + first, row * self._row_pages + end)

@@ -6,7 +6,6 @@ Decode thread only, except for the counts of pages.
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 from inference_api.core.state.pool import PageCounts, PagePool
 from inference_api.core.state.prefixes import (
@@ -22,10 +21,6 @@ from inference_api.core.state.stored_pages import Disk, PageMemory, StoredPage, 
 from inference_api.runner import RowMemory
 
 MIN_KEPT_TOKENS = 64  # recurrent state is kept only after at least this many new tokens
-
-Reuse: TypeAlias = Literal["all", "prompts", "nothing"]
-"""What later requests may reuse: all tokens of prompts and answers; only whole pages of prompts,
-for runners that are not batch invariant; or nothing."""
 
 
 @dataclass(slots=True)
@@ -64,9 +59,10 @@ class RowPages:
     """
 
     def __init__(
-        self, memory: RowMemory, max_rows: int, reuse: Reuse = "all", max_seq_len: int | None = None
+        self, memory: RowMemory, max_rows: int, reuses: bool = True, max_seq_len: int | None = None
     ) -> None:
-        """`max_seq_len` is the most tokens of a row, by default as many as the pages hold."""
+        """`reuses`: later requests may reuse tokens of prompts and answers. `max_seq_len` is the
+        most tokens of a row, by default as many as the pages hold."""
         layout = memory.layout
         self._memory, self.layout, self.page_tokens = memory, layout, layout.page_tokens
         most_pages = layout.num_pages // (max_rows if layout.is_bound else 1)
@@ -74,7 +70,7 @@ class RowPages:
             max_seq_len = most_pages * layout.page_tokens
         self._max_tokens = layout.row_tokens(most_pages, max_seq_len)
         self._ample_pages = max_rows * layout.row_pages(self._max_tokens)
-        self._reuse = reuse
+        self._reuses = reuses
         self._pool = PagePool(layout.num_pages)
         self._tree = PrefixTree(self._pool, layout)
         self._rows: dict[int, HeldPages] = {}
@@ -200,7 +196,7 @@ class RowPages:
         if self.layout.state_pages:
             if reusable_tokens == num_tokens:
                 self._leave_state(held, num_tokens, generated)
-        elif self._reuse == "all":
+        else:
             self._leave_tail(held, reusable_tokens, generated)
         for node in held.nodes:
             self._tree.touch(node)
@@ -260,7 +256,7 @@ class RowPages:
     def _borders(self, held: HeldPages, num_alike: int, num_tokens: int) -> Sequence[int]:
         """Returns the positions from which later prompts may continue: where this prompt left the
         tree, and the end of its last whole page, if that is far enough to be worth a step."""
-        if self._reuse == "nothing":
+        if not self._reuses:
             return ()
         size = self.page_tokens
         last = (held.num_prompt - 2) // size * size
@@ -294,8 +290,7 @@ class RowPages:
 
     def _match(self, root: Hashable, prompt: bytes) -> PrefixMatch:
         """Returns the tree's match for a prompt without its last token, which must be computed."""
-        match = self._tree.match(root, prompt[:-TOKEN_BYTES])
-        return match if self._reuse == "all" else PrefixMatch(match.nodes)
+        return self._tree.match(root, prompt[:-TOKEN_BYTES])
 
     def _copy(self, held: HeldPages, tail: Node) -> bool:
         """Copy a tail's pages to the row's first open ones. Returns False if pages run out."""
@@ -303,8 +298,7 @@ class RowPages:
         has_pages = self.reserve(held.row, (index + 1) * self.page_tokens)
         if has_pages:
             for source, page in zip(sources, held.pages_at(index), strict=True):
-                if source != page:
-                    self._memory.copy_page(source, page)
+                self._memory.copy_page(source, page)
         self._drop(sources)
         return has_pages
 
@@ -371,6 +365,5 @@ class RowPages:
 
     def _reusable_tokens(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> int:
         """Returns how many of the written tokens others may reuse."""
-        if self._reuse == "all":  # rejected drafted tokens may be written after the answer's end
-            return min(num_tokens, held.num_prompt + len(generated))
-        return min(num_tokens, held.num_prompt - 1) if self._reuse == "prompts" else 0
+        # Rejected drafted tokens may be written after the answer's end.
+        return min(num_tokens, held.num_prompt + len(generated)) if self._reuses else 0

@@ -46,7 +46,7 @@ def main() -> None:
 
 def line(model: LoadedModel, num_rows: int, prompt_tokens: int, num_steps: int) -> str:
     """Returns the table's line with the medians of both times."""
-    pages = RowPages(model.runner, MAX_ROWS, "nothing")
+    pages = RowPages(model.runner, MAX_ROWS, reuses=False)
     rows = RowTable(MAX_ROWS, pages)
     output = OutputQueue(SessionId("s"), model.name)
     request = GenerationRequest(output, model.name, (0,) * CONTEXT_TOKENS, GenerationParams(1))

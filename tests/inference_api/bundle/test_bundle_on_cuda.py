@@ -91,11 +91,12 @@ def check_memory(serving: Serving, slot_bytes: int, scratch_bytes: int) -> None:
     assert states.count(MemberState.RESIDENT) == 2
     assert snapshot.used_bytes == 2 * slot_bytes
     held = snapshot.members["plain"]
-    footprint = serving.bundle._members["plain"].runner.footprint
+    runner = serving.bundle._members["plain"].runner
+    footprint = runner.footprint
     assert held.weights_bytes == footprint.weights_bytes
     assert held.cache_bytes == footprint.cache_bytes
     pages = serving.backend.models["plain"].rows.pages
-    assert (pages.limit, pages.borrow) == (ROWS, None)
+    assert (pages.limit, pages.borrow) == (runner.layout.num_pages, None)
 
 
 def test_slot_of_the_largest_is_what_one_expert_needs_and_each_pinned_one_more(

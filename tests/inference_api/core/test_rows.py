@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api.core.rows import RowTable, Tokens, UserRow
-from inference_api.core.state.row_pages import Reuse
 from inference_api.request import (
     GenerationParams,
     GenerationRequest,
@@ -23,9 +22,9 @@ SYSTEM = tuple(range(100, 100 + 2 * PAGE_TOKENS + 10))
 
 
 def make_rows(
-    max_rows: int, reuse: Reuse = "all", is_bound: bool = False
+    max_rows: int, reuses: bool = True, is_bound: bool = False
 ) -> tuple[RowTable, FakeMemory]:
-    pages, memory = make_pages(max_rows * CONTEXT // PAGE_TOKENS, max_rows, reuse, is_bound)
+    pages, memory = make_pages(max_rows * CONTEXT // PAGE_TOKENS, max_rows, reuses, is_bound)
     return RowTable(max_rows, pages), memory
 
 
@@ -129,10 +128,16 @@ def test_row_that_was_free_longest_is_taken_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reuse", "expected"), [("nothing", 0), ("prompts", 2 * PAGE_TOKENS), ("all", len(SYSTEM) + 1)]
+    ("reuses", "is_bound", "expected"),
+    [
+        (False, False, 0),
+        (False, True, 0),
+        (True, True, 2 * PAGE_TOKENS),
+        (True, False, len(SYSTEM) + 1),
+    ],
 )
-def test_what_is_reused_depends_on_the_runner(reuse: Reuse, expected: int) -> None:
-    rows, _ = make_rows(1, reuse)
+def test_what_is_reused_depends_on_the_runner(reuses: bool, is_bound: bool, expected: int) -> None:
+    rows, _ = make_rows(1, reuses, is_bound)
     rows.free(run(rows, SYSTEM, answer=(1, 2)))
     assert admit(rows, (*SYSTEM, 1, 2, 3)).reused_tokens == expected
 

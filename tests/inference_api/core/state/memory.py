@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from inference_api.core.state.bound_pages import BoundRowPages
 from inference_api.core.state.page_folder import PageFolder, PageRecord
 from inference_api.core.state.pool import PagePool
-from inference_api.core.state.row_pages import Reuse, RowPages
+from inference_api.core.state.row_pages import RowPages
 from inference_api.runner import PageLayout
 
 PAGE_TOKENS = 12
@@ -139,15 +139,17 @@ class FakeFolder(PageFolder):
 def make_pages(
     num_pages: int,
     max_rows: int,
-    reuse: Reuse = "all",
+    reuses: bool = True,
     is_bound: bool = False,
     windows: Sequence[int | None] = (None,),
     state_pages: int = 0,
+    chunk_tokens: int = 1,
 ) -> tuple[RowPages, FakeMemory]:
     layout = PageLayout(num_pages, PAGE_TOKENS, PAGE_BYTES, is_bound, windows, state_pages)
     memory = FakeMemory(layout, max_rows)
-    kind = BoundRowPages if is_bound else RowPages
-    return kind(memory, max_rows, reuse), memory
+    if is_bound:
+        return BoundRowPages(memory, max_rows, reuses, chunk_tokens), memory
+    return RowPages(memory, max_rows, reuses), memory
 
 
 def holders(pool: PagePool, page: int) -> int:

@@ -2,19 +2,16 @@
 
 import pytest
 
-from inference_api._mock_inference_api_server import EchoRunner
-from inference_api.core.state.bound_pages import ChunkMemory
 from inference_api.core.state.row_pages import RowPages
-from inference_api.runner import PageLayout
 from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeMemory, make_pages
 
 ONES, TWOS = (1,) * PAGE_TOKENS, (2,) * PAGE_TOKENS
 ROW_PAGES = 4
-RUNNER_PAGE_TOKENS = 4
 
 
-def make_bound(max_rows: int = 3) -> tuple[RowPages, FakeMemory]:
-    return make_pages(max_rows * ROW_PAGES, max_rows, is_bound=True)
+def make_bound(max_rows: int = 3, chunk_tokens: int = 1) -> tuple[RowPages, FakeMemory]:
+    num_pages = max_rows * ROW_PAGES
+    return make_pages(num_pages, max_rows, is_bound=True, chunk_tokens=chunk_tokens)
 
 
 def start(pages: RowPages, row: int, prompt: tuple[int, ...]) -> int:
@@ -42,15 +39,15 @@ def test_a_row_has_its_own_pages_and_no_more() -> None:
 def test_what_the_row_has_stays_and_is_gone_on_with() -> None:
     pages, memory = make_bound()
     assert run(pages, 1, ONES + TWOS + ONES[:10]) == 0
-    assert run(pages, 1, ONES + TWOS + ONES + TWOS) == 2 * PAGE_TOKENS + 9
+    assert run(pages, 1, ONES + TWOS + ONES + TWOS) == 2 * PAGE_TOKENS
     assert memory.copies == []
 
 
 def test_what_another_row_has_is_copied() -> None:
     pages, memory = make_bound()
     run(pages, 1, ONES + TWOS + ONES[:10])
-    assert start(pages, 2, ONES + TWOS + ONES + TWOS) == 2 * PAGE_TOKENS + 9
-    assert memory.copies == [(4, 8), (5, 9), (6, 10)]
+    assert start(pages, 2, ONES + TWOS + ONES + TWOS) == 2 * PAGE_TOKENS
+    assert memory.copies == [(4, 8), (5, 9)]
     assert pages.counts.held == 4
 
 
@@ -107,37 +104,22 @@ def test_a_long_conversation_is_not_lost_for_a_short_beginning() -> None:
     assert pages.best_row([1, 2, 0], "model", ONES + ONES) == 2
 
 
-class BoundRunner(EchoRunner):
-    """Three rows of five small pages."""
-
-    def __init__(self) -> None:
-        super().__init__(max_rows=3, max_seq_len=5 * RUNNER_PAGE_TOKENS)
-        self.copies: list[tuple[int, int]] = []
-
-    @property
-    def layout(self) -> PageLayout:
-        return PageLayout(15, RUNNER_PAGE_TOKENS, 7, is_bound=True)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self.copies.append((source, target))
+@pytest.mark.parametrize(
+    ("chunk_tokens", "num_pages"),
+    [(1, 3), (PAGE_TOKENS, 3), (2 * PAGE_TOKENS, 2), (PAGE_TOKENS // 2 * 3, 3), (100, 0)],
+)
+def test_only_whole_chunks_are_reused(chunk_tokens: int, num_pages: int) -> None:
+    pages, memory = make_bound(chunk_tokens=chunk_tokens)
+    prompt = ONES + TWOS + ONES + (3,)
+    run(pages, 1, prompt)
+    assert pages.counts.cached == num_pages
+    assert start(pages, 2, prompt) == num_pages * PAGE_TOKENS
+    assert memory.copies == [(4 + page, 8 + page) for page in range(num_pages)]
 
 
-@pytest.mark.parametrize(("chunk_tokens", "together"), [(8, 2), (4, 1), (2, 1), (6, 3), (10, 5)])
-def test_pages_of_a_runner_are_taken_together_so_that_chunks_end_where_pages_do(
-    chunk_tokens: int, together: int
-) -> None:
-    layout = ChunkMemory(BoundRunner(), chunk_tokens).layout
-    of_row = -(-5 // together)
-    page_tokens = together * RUNNER_PAGE_TOKENS
-    assert layout == PageLayout(3 * of_row, page_tokens, together * 7, is_bound=True)
-    assert page_tokens % chunk_tokens == 0
-
-
-def test_pages_that_are_taken_together_are_copied_together() -> None:
-    runner = BoundRunner()
-    memory = ChunkMemory(runner, chunk_tokens=8)
-    memory.copy_page(4, 1)
-    assert runner.copies == [(7, 2), (8, 3)]
-    runner.copies.clear()
-    memory.copy_page(2, 8)  # the last of a row, where there is but one more
-    assert runner.copies == [(4, 14)]
+def test_a_chunk_whose_end_is_gone_is_computed_again() -> None:
+    pages, _ = make_bound(chunk_tokens=2 * PAGE_TOKENS)
+    run(pages, 0, ONES + TWOS + (3,))
+    pages._tree.cut(pages._tree.nodes[1])
+    assert pages.counts.cached == 1
+    assert start(pages, 1, ONES + TWOS + (3,)) == 0

@@ -18,14 +18,12 @@ from hypothesis.stateful import (
 )
 
 from inference_api.core.state.prefixes import NO_PAGE, Node, encode
-from inference_api.core.state.row_pages import Reuse
 from inference_api.core.state.stored_pages import Disk
 from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeFolder, holders, make_pages
 
 MAX_ROWS, ROW_PAGES = 3, 4
 MAX_TOKENS = ROW_PAGES * PAGE_TOKENS
 
-REUSES: tuple[Reuse, ...] = ("all", "prompts", "nothing")
 BLOCKS = ((1,) * 12, (2,) * 9, (1, 2, 2), (2,))
 texts = st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=5).map(lambda some: sum(some, ()))
 rows = st.integers(0, MAX_ROWS - 1)
@@ -53,26 +51,33 @@ class Rows(RuleBasedStateMachine):
     said: Bundle[tuple[int, ...]] = Bundle("said")
 
     @initialize(
-        reuse=st.sampled_from(REUSES),
+        reuses=st.booleans(),
         spare_pages=st.integers(0, 8),
         has_disk=st.booleans(),
         reads_at_once=st.booleans(),
+        chunk_pages=st.integers(1, 3),
     )
-    def make(self, reuse: Reuse, spare_pages: int, has_disk: bool, reads_at_once: bool) -> None:
+    def make(
+        self,
+        reuses: bool,
+        spare_pages: int,
+        has_disk: bool,
+        reads_at_once: bool,
+        chunk_pages: int,
+    ) -> None:
         of_row = ROW_PAGES * len(self.windows)
         self.num_pages = MAX_ROWS * of_row if self.is_bound else of_row + spare_pages
-        # Bound pages have neither windows nor states.
-        if (any(self.windows) or self.state_pages) and reuse == "prompts":
-            reuse = "all"
-        self.reuse = reuse
+        self.reuses = reuses
+        self.chunk_tokens = chunk_pages * PAGE_TOKENS if self.is_bound else 1
         self.texts: dict[int, Text] = {}  # by row, the oldest first
-        has_disk = has_disk and reuse == "all" and not self.is_bound
+        has_disk = has_disk and reuses and not self.is_bound
         self.folder = FakeFolder(reads_at_once) if has_disk else None
         self._start()
 
     def _start(self) -> None:
         self.pages, self.memory = make_pages(
-            *(self.num_pages, MAX_ROWS, self.reuse, self.is_bound, self.windows, self.state_pages)
+            *(self.num_pages, MAX_ROWS, self.reuses, self.is_bound),
+            *(self.windows, self.state_pages, self.chunk_tokens),
         )
         if self.folder is not None:
             self.pages.store(Disk(self.folder, b"fingerprint"), self.memory)
@@ -206,7 +211,8 @@ class Rows(RuleBasedStateMachine):
                     tokens = before + child.tokens
                     nodes.append((child, tokens))
                     end = len(child.tokens) // 4
-                    assert end == PAGE_TOKENS or (self.reuse == "all" and not child.children)
+                    assert end == PAGE_TOKENS or (self.reuses and not child.children)
+                    assert end == PAGE_TOKENS or not self.is_bound
                     there = [page for page in child.pages if page != NO_PAGE]
                     assert there or child.children
                     found |= dict.fromkeys([*there, *child.state], child)
@@ -261,6 +267,7 @@ class Rows(RuleBasedStateMachine):
         row = self.pages.best_row(free, root, prompt)
         num_tokens = self.pages.begin(row, root, prompt, reuses=reuses)
         assert num_tokens < len(prompt)
+        assert num_tokens % self.chunk_tokens == 0
         assert reuses or not num_tokens
         self.texts[row] = Text(root, prompt, num_written=num_tokens, has_begun=not reuses)
         self._check_state(row)

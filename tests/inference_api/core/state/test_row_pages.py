@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api.core.state.page_folder import PageRecord
-from inference_api.core.state.row_pages import Reuse, RowPages
+from inference_api.core.state.row_pages import RowPages
 from inference_api.core.state.stored_pages import Disk
 from inference_api.runner import PageLayout
 from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeFolder, FakeMemory, make_pages
@@ -129,9 +129,9 @@ def test_nothing_is_reused_under_another_root() -> None:
     assert pages.begin(0, "adapter", ONES + TWOS) == 0
 
 
-@pytest.mark.parametrize(("reuse", "num_tokens"), [("all", 32), ("prompts", 12), ("nothing", 0)])
-def test_what_is_reused_depends_on_the_runner(reuse: Reuse, num_tokens: int) -> None:
-    pages, _ = make_pages(num_pages=6, max_rows=1, reuse=reuse)
+@pytest.mark.parametrize(("reuses", "num_tokens"), [(True, 32), (False, 0)])
+def test_nothing_is_reused_where_reuse_is_off(reuses: bool, num_tokens: int) -> None:
+    pages, _ = make_pages(num_pages=6, max_rows=1, reuses=reuses)
     run(pages, ONES + TWOS, ONES[:9])
     assert pages.begin(0, "model", ONES + TWOS + ONES) == num_tokens
 
@@ -235,7 +235,7 @@ def test_a_small_disk_keeps_nothing_without_its_beginning(
 
 
 def test_a_window_gives_back_what_it_has_passed() -> None:
-    pages, memory = make_pages(num_pages=12, max_rows=2, windows=WINDOWS, reuse="nothing")
+    pages, memory = make_pages(num_pages=12, max_rows=2, windows=WINDOWS, reuses=False)
     pages.begin(0, "model", ONES * 5)
     assert pages.reserve(0, 4 * PAGE_TOKENS)
     assert pages.counts.held == 8
