@@ -11,6 +11,7 @@ from flask import Flask, Response, current_app, g, request
 
 from common.errors import is_of_messages
 from common.request_ids import request_id, usable_request_id
+from inference_api.errors import InvalidRequest
 from inference_api.request import Caller
 from inference_api.web.fields import Body, parse
 from inference_api.web.left_aside import LeftAside, ReadingRules
@@ -65,17 +66,23 @@ def read(kind: type[B], parsed: Callable[[type[B], bytes, LeftAside], B] = parse
     """Returns this request's body, and reports the fields that it ignores. Raises
     InvalidRequest."""
     aside = LeftAside(kind, current_app.config[RULES])
-    body = parsed(kind, request.get_data(cache=False), aside)
+    body = parsed(kind, json_body(), aside)
     leave_aside(aside.paths)
     return body
 
 
 def read_strictly(kind: type[B]) -> B:
     """Returns this request's body, in which no field may be unknown. Raises InvalidRequest."""
-    rules = ReadingRules(refuses_unknown=True)
-    return parse(kind, request.get_data(cache=False), LeftAside(kind, rules))
+    return parse(kind, json_body(), LeftAside(kind, ReadingRules(refuses_unknown=True)))
 
 
 def leave_aside(fields: Mapping[str, str]) -> None:
     """Note ignored fields of this request, to be reported. For `fields` see `LeftAside.paths`."""
     g.left_aside |= fields
+
+
+def json_body() -> bytes:
+    """Returns the body of this request. Raises InvalidRequest if it is not declared as JSON."""
+    if not request.is_json:
+        raise InvalidRequest("Request was not JSON")
+    return request.get_data(cache=False)

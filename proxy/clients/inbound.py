@@ -225,7 +225,8 @@ def read_hints(head: RequestHead, body: RequestBody, takes_row: bool = False) ->
 
 
 def _json_fields(head: RequestHead, body: RequestBody) -> dict[str, Any] | None:
-    if not body.is_complete or not body.prefix:
+    content_type = head.fields.get("content-type", "").lower()
+    if "json" not in content_type or not body.is_complete or not body.prefix:
         return None
     try:
         fields = parsed(_decoded(head, body.prefix))

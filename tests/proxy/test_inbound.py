@@ -140,14 +140,7 @@ def test_key_is_short_whatever_a_client_sends(name: str) -> None:
     ],
 )
 def test_model_in_the_path(target: str, model: str | None) -> None:
-    assert hints(target).model == model
-
-
-@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded"])
-def test_model_in_the_body_counts_however_it_is_declared(content_type: str) -> None:
-    """The server reads it, too."""
-    assert hints("/v1/completions", content_type, model="m").model == "m"
-    assert hints_of(b"model=m", content_type=content_type).model is None
+    assert hints(target, "text/plain").model == model
 
 
 def test_model_in_the_body_counts_only_where_the_server_reads_it() -> None:

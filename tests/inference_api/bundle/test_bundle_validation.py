@@ -120,7 +120,7 @@ def test_bodies_without_a_bundle_are_refused(
 def test_yaml_body_is_refused(client: FlaskClient) -> None:
     response = client.post("/bundle/validate", data=SERVED, content_type="application/yaml")
     assert response.status_code == 400
-    assert response.get_json()["message"].endswith("; send one JSON object.")
+    assert response.get_json()["message"] == "Request was not JSON"
 
 
 FOREIGN = [
