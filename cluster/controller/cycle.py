@@ -369,8 +369,9 @@ class Planner:
             # Groups to remove stay in the plan with 0 replicas, because a server that has no group
             # in the plan keeps its replicas.
             current = dict.fromkeys(current, 0) | wanted
-        told = ServerCycle(current, load, planned=planned, is_short=is_short, unmet=unmet)
-        return replace(told, has_changed=has_changed)
+        return ServerCycle(
+            current, load, planned=planned, has_changed=has_changed, is_short=is_short, unmet=unmet
+        )
 
 
 def _expected(load: Json) -> OfferedLoad:
