@@ -56,7 +56,7 @@ test-clients: $(VENV)/node.stamp kernels
 test-fast: $(VENV)/dev.stamp kernels
 	$(PYTEST) -m "not slow"
 
-packages:
+packages: $(VENV)/dev.stamp
 	lab/need_packages.sh chromium redis-server prometheus
 
 KERNELS := $(wildcard inference_api/kernels/src/*.h inference_api/kernels/src/*.cpp)

@@ -5,6 +5,7 @@ the test it happened in.
 """
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect
 
 from lab.kit.servers import TIMEOUT_S, ServedApi, eventually
 
-CHROMIUM = "/usr/bin/chromium"
+CHROMIUM = shutil.which("chromium")  # None: the one that Playwright has installed
 ARGUMENTS = [
     "--headless",
     "--no-sandbox",
