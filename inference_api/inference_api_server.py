@@ -168,6 +168,7 @@ def _bare_app(settings: Settings, metrics: ServerMetrics) -> Flask:
     """Returns an application without routes, with its bounds, checks and error handlers."""
     app = Flask("inference_api", static_folder=None)
     app.request_class = WholeBodyRequest
+    app.url_map.strict_slashes = False  # base URLs often end in one
     app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
     rules = ReadingRules(settings.unknown_fields == "refuse", settings.images == "refuse")
     register_requests(app, rules, metrics.field_ignored)

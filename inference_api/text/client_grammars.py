@@ -27,7 +27,8 @@ def lark_of(spec: ConstraintSpec) -> str:
 
 
 def unusable(spec: ConstraintSpec, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"{spec.field} cannot be used: {first_line(reason)}", spec.field)
+    reason = " ".join(reason.split())[:300].rstrip(".")
+    return InvalidRequest(f"{spec.field} cannot be used: {reason}; change it.", spec.field)
 
 
 def first_line(reason: str) -> str:

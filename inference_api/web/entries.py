@@ -35,8 +35,8 @@ def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> 
     def read(parts: list[Any], info: ValidationInfo) -> Iterator[Any]:
         for part in parts:
             type_ = type_of(part)
-            if (document_text := _text_of_document(part)) is not None:
-                yield {"type": "text", "text": document_text}
+            if (text := _text_elsewhere(part)) is not None:
+                yield {"type": "text", "text": text}
             elif type_ in MEDIA:
                 aside = aside_of(info, kind)
                 if aside.rules.refuses_images:
@@ -142,8 +142,10 @@ def type_of(entry: Any) -> str:
     return type_ if isinstance(type_, str) else ""
 
 
-def _text_of_document(part: Any) -> str | None:
-    """Returns the text of one of Anthropic's plain-text documents."""
+def _text_elsewhere(part: Any) -> str | None:
+    """Returns the text of one of OpenAI's refusals, or of Anthropic's plain-text documents."""
+    if type_of(part) == "refusal" and isinstance(part.get("refusal"), str):
+        return str(part["refusal"])
     source = part["source"] if type_of(part) == "document" and "source" in part else {}
     text = source.get("data") if type_of(source) == "text" else None
     return text if isinstance(text, str) else None

@@ -35,18 +35,8 @@ class InputPart(Body):
     text: str
 
 
-class InputRefusal(Body):
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-AnyPart = Annotated[InputPart | InputRefusal, by_type(InputPart | InputRefusal)]
 Content = Annotated[
-    str | Annotated[list[AnyPart], Field(fail_fast=True), read_parts(InputPart)],
+    str | Annotated[list[InputPart], Field(fail_fast=True), read_parts(InputPart)],
     text_or("a list of parts of text", "content"),
 ]
 
@@ -224,5 +214,5 @@ def _turn_of(items: Sequence[Item]) -> Iterator[Message]:
     yield assistant_turn("\n".join(texts), "\n".join(thoughts), calls)
 
 
-def _text(content: str | Sequence[InputPart | InputRefusal]) -> str:
+def _text(content: str | Sequence[InputPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -221,6 +221,34 @@ def test_an_address_without_v1_is_told_its_remedy(client: FlaskClient, path: str
     assert said.endswith((" OpenAI's routes begin with /v1.", " of OpenAI begin with /v1"))
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/inference", "/v1/models"]
+)
+def test_a_slash_at_the_end_changes_no_route(client: FlaskClient, path: str) -> None:
+    for ask in (client.get, partial(client.post, json={})):
+        plain, with_slash = ask(path), ask(f"{path}/")
+        assert (with_slash.status_code, with_slash.status_code == 404) == (plain.status_code, False)
+
+
+def test_refusal_that_a_model_gave_before_is_text_in_either_api(client: FlaskClient) -> None:
+    question = {"role": "user", "content": "a"}
+    for route, turns, fields in (
+        ("chat/completions", "messages", {}),
+        ("responses", "input", {}),
+        ("messages", "messages", {"max_tokens": 1}),
+    ):
+        answers = [
+            client.post(
+                f"/v1/{route}",
+                json={turns: [question, {"role": "assistant", "content": content}, question]}
+                | fields,
+            ).get_json()["usage"]
+            for content in ("No.", [{"type": "refusal", "refusal": "No."}])
+        ]
+        counted = [each.get("prompt_tokens") or each["input_tokens"] for each in answers]
+        assert counted[0] == counted[1] > 0
+
+
 def test_unknown_model_path_and_verb(client: FlaskClient) -> None:
     for route in ("inference", "predictions", "chat"):
         assert_error(client.post(f"/{route}/other", json={"text": "a"}), 404, "Model 'other'")

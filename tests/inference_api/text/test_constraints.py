@@ -138,6 +138,13 @@ def test_schema_that_cannot_be_read_is_refused(text: str) -> None:
         compiler.compile(ConstraintSpec("response_format", "json_schema", text))
 
 
+def test_pattern_that_cannot_be_read_is_refused_with_what_is_wrong_in_it() -> None:
+    compiler = GrammarCompiler(load_tokenizer(EMBEDDED_MODEL, frozenset({0})), vocab_size=4096)
+    text = json.dumps({"type": "string", "pattern": "(?=a)b"})
+    with pytest.raises(InvalidRequest, match=r"look-ahead and look-behind.*; change it\.$"):
+        compiler.compile(ConstraintSpec("response_format", "json_schema", text))
+
+
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     compiler = GrammarCompiler(load_tokenizer(EMBEDDED_MODEL, frozenset({0})), vocab_size=4096)
