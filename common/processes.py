@@ -41,7 +41,8 @@ def printing() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # None: it was closed before the start
+                sys.stdout.flush()
     except OSError as error:
         if error.filename is not None:  # it is of a file that could not be opened
             raise

@@ -107,7 +107,7 @@ class RequestReader:
         except HttpParserError as error:
             if isinstance(error.__context__, ProxyError):
                 raise error.__context__ from None
-            raise BadRequest("The request is malformed.", reason=repr(error)) from error
+            raise BadRequest(f"The request is malformed: {error}; send HTTP/1.1.") from error
         return self._feed_sized_body(data) if data and self.part is RequestPart.BODY else data
 
     def _feed_head(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
@@ -175,7 +175,7 @@ class RequestReader:
         assert self._parser is not None
         version = self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
-            raise BadRequest("The request is malformed.", reason=f"HTTP version {version}")
+            raise BadRequest(f"HTTP/{version} is not known here; send HTTP/1.1.")
         method = self._parser.get_method().decode("latin-1")
         head = RequestHead(
             method,

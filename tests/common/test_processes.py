@@ -58,6 +58,13 @@ def test_output_that_nobody_reads_on_is_no_traceback(command: Sequence[str]) -> 
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("command", PRINTING, ids=" ".join)
+def test_output_that_was_closed_is_no_traceback(command: Sequence[str]) -> None:
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, *command]
+    run = subprocess.run(closed, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert "Traceback" not in run.stderr
+
+
 @pytest.mark.parametrize(
     ("module", "lacking", "extra"),
     [
