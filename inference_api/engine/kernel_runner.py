@@ -8,13 +8,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from inference_api.engine.cpu.assistant import Assistant, read_assistant
-from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.cpu.decoder import KernelDecoder, Outputs
 from inference_api.engine.cpu.medusa import MedusaHeads
 from inference_api.engine.cpu.mtp import MtpLayer
 from inference_api.engine.local_runner import LocalRunner
 from inference_api.engine.paged_cache import PagedCache
 from inference_api.engine.sampler import sample
-from inference_api.engine.step_decoder import StepDecoder
 from inference_api.errors import StartupError
 from inference_api.kernels.build import library_path
 from inference_api.kernels.interface import Floats
@@ -45,7 +44,9 @@ class KernelRunner(LocalRunner):
 
     is_batch_invariant = True
     chunk_tokens = 256
-    decoder: StepDecoder
+    decoder: KernelDecoder
+    forward: Callable[[Sequence[RowStep]], Outputs]
+    """Runs a step by `decoder`, and in a ring of ranks also by the decoders of the others."""
     mtp: MtpLayer | Assistant | None = None
     _cache: PagedCache
 
@@ -165,6 +166,7 @@ class KernelRunner(LocalRunner):
         self._cache = PagedCache(config, self.max_rows, context, dtype, count, groups, num_guesses)
         parameters, *of_assistants = map(self._parameters, self._models)
         self.decoder = decoder = KernelDecoder(config, parameters, self._cache, context)
+        self.forward = decoder.forward
         if (file := self._read_heads()) is not None:
             packer = None if self._packed is None else Kernels(1)
             self.medusa = MedusaHeads(file, config, parameters, packer)
@@ -216,12 +218,10 @@ class KernelRunner(LocalRunner):
             self.mtp.keep(row, accepted)
         num_kept = len(accepted) - (len(row.token_ids) - row.num_guesses)
         if self._config.recurrent is not None and num_kept > 0:
-            assert isinstance(self.decoder, KernelDecoder), "one process has all layers"
             self.decoder.keep_guesses(row.row, num_kept)
 
     def layers(self, rows: Sequence[RowStep], before: Floats, is_prompt: bool) -> Floats:
         """See `LocalRunner`. `is_prompt` makes no difference here."""
-        assert isinstance(self.decoder, KernelDecoder)
         return self.decoder.layers(rows, before)
 
     def _forward(
@@ -230,7 +230,7 @@ class KernelRunner(LocalRunner):
         steps = rows
         if isinstance(self.mtp, Assistant):
             steps = [replace(row, wants_hidden=row.wants_hidden or bool(row.draws)) for row in rows]
-        logits, hidden = self.decoder.forward(steps)
+        logits, hidden = self.forward(steps)
         if self.mtp is not None:
             self.mtp.follow(rows, hidden)
             pairs = zip(rows, hidden, strict=True)

@@ -226,7 +226,7 @@ class LocalRunner(ModelRunner):
     def unload(self) -> None:
         """Free all memory that `load` took. `load` may be called again."""
         self.medusa = self.mtp = None
-        for name in ("decoder", "_cache"):
+        for name in ("decoder", "forward", "_cache"):
             vars(self).pop(name, None)
 
     def warm_up(self) -> None:

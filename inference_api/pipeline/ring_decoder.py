@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
 
-from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.cpu.decoder import KernelDecoder, Outputs
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.engine.local_runner import LocalRunner
-from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import Floats
 from inference_api.pipeline.messages import PART_TOKENS, BadMessage, Kind, Message, step_numbers
 from inference_api.pipeline.ring import Ring
@@ -55,29 +55,10 @@ class Rounds:
         return states
 
 
-class RingDecoder:
-    """A `StepDecoder` that uses the kernels for its own layers, and the ring for the others."""
-
-    def __init__(self, local: KernelDecoder, rounds: Rounds) -> None:
-        self._local, self._rounds = local, rounds
-
-    def forward(self, rows: Sequence[RowStep]) -> Outputs:
-        """See `StepDecoder`. The head handles a part before the next comes. Raises RingBroken."""
-        logits: list[Floats] = []
-        hidden: list[Hidden | None] = []  # one for each row, or for each piece of one
-        for part, states in self._rounds.after(lambda part, _: self._local.layers(part), rows):
-            returned = [replace(row, token_ids=row.returned, parents=None) for row in part]
-            outputs = self._local.head(returned, states)
-            logits.append(outputs.logits.copy())  # the next part overwrites this memory
-            hidden += outputs.hidden
-        return Outputs(np.concatenate(logits), _states_by_row(rows, hidden))
-
-
 def decode_by(runner: LocalRunner, rounds: Rounds) -> None:
     """Have the loaded runner of the first layers also use the other ranks' layers."""
     if isinstance(runner, KernelRunner):
-        assert isinstance(runner.decoder, KernelDecoder)
-        runner.decoder = RingDecoder(runner.decoder, rounds)
+        runner.forward = partial(_forward, runner.decoder, rounds)
         return
     from inference_api.engine.cuda.part_decoder import PartDecoder
     from inference_api.engine.cuda.runner import CudaRunner
@@ -85,6 +66,19 @@ def decode_by(runner: LocalRunner, rounds: Rounds) -> None:
     assert isinstance(runner, CudaRunner)
     assert isinstance(runner.decoder, PartDecoder)
     runner.decoder.others = rounds
+
+
+def _forward(local: KernelDecoder, rounds: Rounds, rows: Sequence[RowStep]) -> Outputs:
+    """Run a step by the kernels for the own layers, and the ring for the others. The head handles a
+    part before the next comes. Raises RingBroken."""
+    logits: list[Floats] = []
+    hidden: list[Hidden | None] = []  # one for each row, or for each piece of one
+    for part, states in rounds.after(lambda part, _: local.layers(part), rows):
+        returned = [replace(row, token_ids=row.returned, parents=None) for row in part]
+        outputs = local.head(returned, states)
+        logits.append(outputs.logits.copy())  # the next part overwrites this memory
+        hidden += outputs.hidden
+    return Outputs(np.concatenate(logits), _states_by_row(rows, hidden))
 
 
 def _states_by_row(

@@ -1,4 +1,4 @@
-"""A `StepDecoder` for packed weights on the CPU: all layers of a step in one call to the kernels.
+"""The decoder for packed weights on the CPU: all layers of a step in one call to the kernels.
 
 Decode thread only. Each token is computed separately, with sums in a fixed order, so its numbers
 have the same bits whatever else is in the step, however a prompt is cut into chunks, and whatever
@@ -8,13 +8,12 @@ the number of threads.
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from inference_api.engine.paged_cache import PagedCache
 from inference_api.engine.rope import RopeTurns
-from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.library import CACHE_TYPES, StepStates, StepTokens
 from inference_api.loading.config import ACTIVATIONS, ExpertGroups, ModelConfig
@@ -22,7 +21,7 @@ from inference_api.loading.families.layer_plan import ALTUP, LAYER_INPUTS, ROUTE
 from inference_api.loading.families.recurrence import RecurrentConfig
 from inference_api.loading.layout import EMBEDDING, HEAD
 from inference_api.loading.weights import Parameters
-from inference_api.runner import RowStep
+from inference_api.runner import Hidden, RowStep
 
 Fields = dict[str, Any]  # fields of a C struct
 LINEARS = (  # each layer has some of these
@@ -46,6 +45,13 @@ OF_MIXTURE = ("experts_per_token", "scale", "least_sum", "is_renormalised")
 OF_DELTA = ("heads", "key_heads", "is_tiled", "key_dim", "value_dim", "is_doubled")
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
 MIXERS = ("attention", "short_conv", "delta", "mamba2", "kimi_delta")  # in the order of `Mixer`
+
+
+class Outputs(NamedTuple):
+    """The outputs of a decoder's step."""
+
+    logits: Floats  # [draws, vocab], in the order of the tokens that draw
+    hidden: Sequence[Hidden | None]  # for each row; see `RowResult`
 
 
 class KernelDecoder:
@@ -86,10 +92,9 @@ class KernelDecoder:
         self._logits = np.empty((0, config.vocab_size), np.float32)
 
     def forward(self, rows: Sequence[RowStep], before: Floats | None = None) -> Outputs:
-        """See `StepDecoder`. The next call overwrites the logits.
-
-        `before` is the residual of all tokens; by default it comes from the embedding.
-        """
+        """Run a step, and write the keys and values of all its tokens: see `ModelRunner.step`. The
+        next call overwrites the logits. `before` is the residual of all tokens; by default it comes
+        from the embedding."""
         return self._run(self._model, rows, before)
 
     def embedded(self, token_ids: Sequence[int]) -> Floats:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.cpu.decoder import KernelDecoder, Outputs
 from inference_api.engine.paged_cache import PagedCache
-from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.packing import PANEL
 from inference_api.loading.config import ModelConfig

@@ -56,7 +56,7 @@ MAX_GUESSED_TOKENS = 32
 
 
 class TorchOutputs(NamedTuple):
-    """The outputs of a step: see `step_decoder.Outputs`."""
+    """The outputs of a step: see `cpu.decoder.Outputs`."""
 
     logits: Tensor  # float32
     hidden: Sequence[Tensor | None]
@@ -170,7 +170,7 @@ class Decoder:
         self.forward([row])
 
     def forward(self, rows: Sequence[RowStep]) -> TorchOutputs:
-        """See `StepDecoder`."""
+        """See `KernelDecoder`."""
         logits, hidden = self._outputs(rows, [LOGITS])
         return TorchOutputs(logits[0], hidden)
 

@@ -21,7 +21,6 @@ from statistics import median
 import torch
 
 from benchmarking.machine import describe_machine
-from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.kernels.packing import BITS, CACHE_DTYPES, FLOAT_BITS, packed_bytes
 from inference_api.loading import hardware
@@ -170,7 +169,6 @@ def measure(
     place_own_pages(runner)
     runner._cache.pages.fill(0)  # allocates the memory, which else is one shared page of zeros
     decoder = runner.decoder
-    assert isinstance(decoder, KernelDecoder)
     weights = linear_weights(decoder._config)  # a step reads all of these
     weight_bytes = sum(len(decoder._packed[name].blocks) for name in weights)
     sizes = {name: math.prod(parameter_shape(parts)) for name, parts in weights.items()}

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.cuda.decoder import Decoder
-from inference_api.engine.step_decoder import StepDecoder
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn, ModelRunner, RowStep
 
 GREEDY = SamplingParams(temperature=0.0)
 ANY_DRAW = Draw(GREEDY, (0,), ())
-AnyDecoder = StepDecoder | Decoder
+AnyDecoder = KernelDecoder | Decoder
 
 
 def prefill(decoder: AnyDecoder, row: int, start: int, token_ids: Sequence[int]) -> None:

@@ -28,7 +28,6 @@ def loaded(folder: Path, options: EngineOptions) -> tuple[KernelRunner, KernelDe
     runner = KernelRunner(folder, options)
     runner.load()
     place_own_pages(runner)
-    assert isinstance(runner.decoder, KernelDecoder)
     return runner, runner.decoder
 
 

@@ -79,7 +79,6 @@ def loaded(
     runner = KernelRunner(file, replace(OPTIONS, quantization=quantization), packed=packed)
     runner.load()
     place_own_pages(runner)
-    assert isinstance(runner.decoder, KernelDecoder)
     return runner.decoder
 
 
