@@ -191,7 +191,6 @@ def describe_models(
             shares = cache_shares([each.footprint for each in pair])
             for each, share in zip(pair, shares, strict=True):
                 each.cache_share = share
-                each.leave_room_for(())
         found.append((model, folder, runner, drafter))
     share_memory([each for *_, runner, drafter in found for each in (runner, drafter) if each])
     disk = pages_folder(settings)

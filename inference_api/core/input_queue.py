@@ -143,7 +143,7 @@ class InputQueue:
     def clear(self) -> None:
         with self._lock:
             for line in self._lines.values():
-                line.clear()
+                line.take_all()
             self._room.notify_all()
 
     def wake(self) -> None:
@@ -212,13 +212,10 @@ class _Line:
         if self._waiting.pop(request, None) is not None:
             self._in_order = [each for each in self._in_order if each[1] is not request]
 
-    def clear(self) -> None:
-        self._waiting.clear()
-        self._in_order.clear()
-
     def take_all(self) -> list[GenerationRequest]:
         requests = list(self._waiting)
-        self.clear()
+        self._waiting.clear()
+        self._in_order.clear()
         return requests
 
     def is_full(self, max_size: int) -> bool:

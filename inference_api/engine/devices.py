@@ -76,8 +76,7 @@ def share_memory(runners: Sequence[LocalRunner]) -> None:
     """Have each runner leave room for the others on its device."""
     for runner in runners:
         others = [each for each in runners if each is not runner and each.device == runner.device]
-        if others:
-            runner.leave_room_for(others)
+        runner.leave_room_for(others)
 
 
 def check_memory(runners: Mapping[str, LocalRunner]) -> None:

@@ -6,7 +6,6 @@ run without one.
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ Step = Callable[[], Sequence[Tensor]]
 Draw = Callable[
     [Sequence[Tensor], Tensor], Sequence[Tensor]
 ]  # arguments: a step's outputs and inputs; see `draws`
-Capture = Callable[[Forward, Tensor], Step]  # see `captured`
+Capture = Callable[[Forward, Tensor], Step]  # see `capturing`
 
 
 class FixedStep:
@@ -132,41 +131,35 @@ def step_lengths(max_seq_len: int) -> list[int]:
 
 
 def capturing() -> Capture:
-    """Returns `captured` for graphs that never run at the same time and so share memory. They also
-    share a stream, because cuBLAS takes memory for each stream that multiplies (32 MiB on an H100)
-    and never frees it.
+    """Returns what makes a step that runs `forward` on the current contents of `inputs`, with its
+    results in the same memory each time. Any other of these steps may overwrite the results, since
+    they never run at the same time and so share memory. They also share a stream, because cuBLAS
+    takes memory for each stream that multiplies (32 MiB on an H100) and never frees it.
+
+    `forward` must not read values on the host, nor depend on any that change outside the device. It
+    runs a few times first, because libraries allocate some memory only once. Raises RuntimeError if
+    CUDA refuses.
     """
-    pool, stream = cache(torch.cuda.graph_pool_handle), cache(torch.cuda.Stream)
+    of_pool, of_stream = cache(torch.cuda.graph_pool_handle), cache(torch.cuda.Stream)
     first: list[Step] = []  # keeps the shared memory alive between captures
 
     def capture(forward: Forward, inputs: Tensor) -> Step:
-        step = captured(forward, inputs, pool(), stream())
-        first[:] = first or [step]
-        return step
+        graph, pool, stream = torch.cuda.CUDAGraph(), of_pool(), of_stream()
+        current = torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):  # left even if the capture fails
+            for _ in range(WARM_UP_RUNS):
+                forward(inputs)
+            current.wait_stream(stream)
+            # Other threads may meanwhile launch work, such as copies of weights, not captured.
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                outputs = forward(inputs)
+
+        def replay() -> Sequence[Tensor]:
+            graph.replay()
+            return outputs
+
+        first[:] = first or [replay]
+        return replay
 
     return capture
-
-
-def captured(forward: Forward, inputs: Tensor, pool: Any, stream: torch.cuda.Stream) -> Step:
-    """Returns a step that runs `forward` on the current contents of `inputs`, with its results in
-    the same memory each time.
-
-    `forward` must not read values on the host, nor depend on any that change outside the device. It
-    runs a few times first, because libraries allocate some memory only once. Any other step of the
-    same `pool` may overwrite a step's results. Raises RuntimeError if CUDA refuses.
-    """
-    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):  # left even if the capture fails
-        for _ in range(WARM_UP_RUNS):
-            forward(inputs)
-        current.wait_stream(stream)
-        # Other threads may meanwhile launch work, such as copies of weights; it is not captured.
-        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-            outputs = forward(inputs)
-
-    def replay() -> Sequence[Tensor]:
-        graph.replay()
-        return outputs
-
-    return replay
