@@ -204,7 +204,7 @@ class Visits:
             reply.set_reading(False)
         visit.exchange.set_source_reading = reply.set_reading
         try:
-            await reply.connection.relay(relay)
+            await reply.connection.relay(relay.take)
         except StreamBroken as error:
             self._parts.balancer.report_failure(reply.upstream)
             record.outcome, record.reason = Outcome.UPSTREAM_BROKE, str(error)[:256]

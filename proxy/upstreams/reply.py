@@ -6,8 +6,9 @@ body ends with its connection, or that an answer to HEAD has none. Event loop on
 
 import asyncio
 import select
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
 from httptools import HttpParserError, HttpParserUpgrade
@@ -34,29 +35,9 @@ class ReplyHead:
         return self.values.get(name, "")
 
 
-class Receiver(Protocol):
-    """Receives an answer's body."""
-
-    def take(self, pieces: list[bytes], is_last: bool) -> None:
-        """Takes the pieces that came at one time, in order."""
-
-
-class _BodyReader:
-    """Collects an answer's body, up to a bound."""
-
-    def __init__(self, connection: "UpstreamConnection", max_bytes: int) -> None:
-        self._connection = connection
-        self._max_bytes = max_bytes
-        self.data = bytearray()
-
-    @property
-    def is_too_long(self) -> bool:
-        return len(self.data) > self._max_bytes
-
-    def take(self, pieces: list[bytes], is_last: bool) -> None:
-        self.data += b"".join(pieces)
-        if self.is_too_long and not is_last:
-            self._connection.give_up(UpstreamBroken(f"over {self._max_bytes} bytes"))
+Take = Callable[[list[bytes], bool], None]
+"""Takes the pieces of an answer's body that came at one time, in order, and whether they are the
+last."""
 
 
 class StaleConnection(Exception):
@@ -141,7 +122,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_whole = False
         self._phrase = b""
         self._pieces: list[bytes] = []
-        self._receiver: Receiver | None = None
+        self._take: Take | None = None
         self._ended: asyncio.Future[None] | None = None
         # A new connection may have been closed before its first use. No call would report that.
         self._error = EOFError("closed") if self._transport.is_closing() else None
@@ -171,25 +152,31 @@ class UpstreamConnection(asyncio.Protocol):
         self._settle_head()
         return self._head_waiter
 
-    def relay(self, receiver: Receiver) -> asyncio.Future[None]:
+    def relay(self, take: Take) -> asyncio.Future[None]:
         """Passes on the body as it comes. The future raises StreamBroken if it ends too soon."""
         ended: asyncio.Future[None] = self._loop.create_future()
-        self._receiver = receiver
+        self._take = take
         pieces, self._pieces = self._pieces, []
-        receiver.take(pieces, self.is_whole)
+        take(pieces, self.is_whole)
         self._ended = ended
         self._settle_end()
         return ended
 
     async def read_whole(self, max_bytes: int) -> bytes | None:
         """Returns the whole body; None if it is longer. Raises StreamBroken if it ends too soon."""
-        body = _BodyReader(self, max_bytes)
+        body = bytearray()
+
+        def take(pieces: list[bytes], is_last: bool) -> None:
+            body.extend(b"".join(pieces))
+            if len(body) > max_bytes and not is_last:
+                self.give_up(UpstreamBroken(f"over {max_bytes} bytes"))
+
         try:
-            await self.relay(body)
+            await self.relay(take)
         except StreamBroken:
-            if not body.is_too_long:
+            if len(body) <= max_bytes:
                 raise
-        return None if body.is_too_long else bytes(body.data)
+        return bytes(body) if len(body) <= max_bytes else None
 
     def set_reading(self, is_reading: bool) -> None:
         if not self._transport.is_closing():
@@ -210,7 +197,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def rest(self) -> None:
         """Prepares the connection for its next conversation."""
-        self._parser = self._receiver = self._head_waiter = self._ended = None
+        self._parser = self._take = self._head_waiter = self._ended = None
         self._pieces = []
         self._transport.resume_reading()  # paused if the last client was slow
         self.is_reused = True
@@ -221,7 +208,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._break(error)
 
     def abort(self) -> None:
-        self._parser = self._receiver = None
+        self._parser = self._take = None
         self._transport.abort()
 
     # httptools calls these.
@@ -302,11 +289,11 @@ class UpstreamConnection(asyncio.Protocol):
     def _hand_over(self) -> None:
         """Passes on what has come to those who wait for it."""
         self._settle_head()
-        if self._receiver is None:
+        if self._take is None:
             return
         if self._pieces or self.is_whole:
             pieces, self._pieces = self._pieces, []
-            self._receiver.take(pieces, self.is_whole)
+            self._take(pieces, self.is_whole)
         self._settle_end()
 
     def _settle_head(self) -> None:

@@ -72,7 +72,7 @@ def test_answer_in_single_bytes_is_the_same_as_in_one_piece() -> None:
             connection.data_received(ANSWER[at : at + 1])
             if relaying is None and connection.head is not None:
                 head = await connection.answered()
-                relaying = connection.relay(body)
+                relaying = connection.relay(body.take)
         assert relaying is not None
         await relaying
         assert (head.status, head.length, body.data, body.is_whole) == (200, 2, b"ok", True)
@@ -88,7 +88,7 @@ def test_held_back_connection_reads_again_when_it_rests() -> None:
         connection.data_received(ANSWER)
         await connection.answered()
         connection.set_reading(False)
-        await connection.relay(body)
+        await connection.relay(body.take)
         assert connection.can_be_reused
         connection.rest()
         assert wire.is_reading
@@ -111,7 +111,7 @@ def test_answer_that_nobody_asked_for_ends_the_connection_and_changes_nothing(
             connection.data_received(first)
             connection.data_received(second)
         head = await connection.answered()
-        await connection.relay(body)
+        await connection.relay(body.take)
         assert (head.status, len(head.fields)) == (200, 1)
         assert body.data == (b"ok" if method == "GET" else b"")
         assert not connection.can_be_reused
@@ -148,7 +148,7 @@ def test_interim_answers_are_passed_over(status: bytes) -> None:
         interim = b"HTTP/1.1 " + status + b"\r\nX-Interim: 1\r\n\r\n"
         connection.data_received(interim * 3 + ANSWER)
         head = await connection.answered()
-        await connection.relay(body)
+        await connection.relay(body.take)
         assert (head.status, head.fields, body.data) == (200, [("Content-Length", "2")], b"ok")
         assert connection.can_be_reused
 
@@ -179,7 +179,7 @@ def test_bound_of_a_head_does_not_depend_on_its_segments(
 
 async def take_all(connection: UpstreamConnection, body: Body) -> None:
     await connection.answered()
-    await connection.relay(body)
+    await connection.relay(body.take)
 
 
 def test_upstream_that_closes_at_each_byte_breaks_visibly() -> None:
@@ -205,7 +205,7 @@ def test_body_without_a_length_ends_with_its_connection() -> None:
         connection.eof_received()
         connection.connection_lost(None)
         await connection.answered()
-        await connection.relay(body)
+        await connection.relay(body.take)
         assert (body.data, body.is_whole) == (b"all of it", True)
         assert not connection.can_be_reused
 
@@ -215,7 +215,7 @@ def test_body_without_a_length_ends_with_its_connection() -> None:
 def test_kept_connection_that_ends_before_its_answer_is_stale() -> None:
     async def script(connection: UpstreamConnection, wire: Wire, body: Body) -> None:
         connection.data_received(ANSWER)
-        await connection.relay(body)
+        await connection.relay(body.take)
         connection.rest()
         connection.begin("GET", b"again")
         connection.connection_lost(None)
