@@ -8,7 +8,7 @@ import logging
 from functools import partial
 
 from common.addresses import is_allowed
-from common.connections.answers import answer_head, content_headers
+from common.connections.answers import content_headers
 from common.request_ids import new_request_id
 from proxy.access.gate import origins_for
 from proxy.audit import AuditLog, AuditRecord, Outcome
@@ -18,7 +18,7 @@ from proxy.clients.crowd import Crowd
 from proxy.clients.origins import PREFLIGHT_HEADERS, cors_headers, is_preflight
 from proxy.errors import ProxyError
 from proxy.metrics import Gauges, Metrics
-from proxy.probes import Answer, ControlServer, health, readiness
+from proxy.probes import Answer, MetricsPort, health, readiness
 from proxy.settings import Settings
 from proxy.upstreams.health import HealthChecks
 from proxy.visits import ProxyParts, Visits
@@ -46,7 +46,7 @@ class ProxyApp:
         self._sleepers = self._visits.sleepers
         self._health = HealthChecks(parts.balancer, settings.health_interval, self._admit_who_waits)
         self._repeated = (self._maintenance, self._health.rounds, self._sleepers.rounds)
-        self._control = ControlServer(settings, self._probe, self._metrics.registry)
+        self._metrics_port = MetricsPort(settings, self._probe, self._metrics.registry)
 
     def _gauges(self) -> Gauges:
         waiting = "Requests that wait for a user row."
@@ -60,15 +60,14 @@ class ProxyApp:
             "hearth_proxy_upstreams_stale": (stale, lambda: int(self._parts.discovery.is_stale)),
         }
 
-    def start(self) -> None:
-        """Start in the running event loop."""
+    async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._sweep()
         self._parts.discovery.start(partial(self._loop.call_soon_threadsafe, self._take_list))
         for each in self._repeated:
             each.start()
         if self.settings.proxy_metrics_port:
-            self._control.start()
+            await self._metrics_port.start()
 
     async def stop(self) -> None:
         """Ends everything that still runs; after a complete drain no request does."""
@@ -81,7 +80,7 @@ class ProxyApp:
         for member in self.crowd.members():
             member.evict()
         self._sweeping.cancel()
-        self._control.stop()
+        self._metrics_port.stop()
         self._parts.discovery.stop()
         for each in self._repeated:
             each.stop()
@@ -125,8 +124,7 @@ class ProxyApp:
         record.outcome = Outcome.REFUSED
         if is_recorded:
             self._audit.write(record)
-        headers, body = error.answer(record.request_id)
-        return answer_head(error.status, headers, closes=True) + body
+        return error.last_answer(record.request_id)
 
     async def _answer(self, exchange: Exchange) -> None:
         try:
@@ -159,6 +157,7 @@ class ProxyApp:
     def _sweep(self) -> None:
         now_s = self._loop.time()
         has_more = self.crowd.sweep(now_s)
+        self._metrics_port.crowd.sweep(now_s)
         self._visits.forwarder.sweep(now_s)
         if len(self._sleepers):  # requests that wait for their server to be listed
             self._maintenance.request_run()
@@ -184,7 +183,7 @@ class ProxyApp:
         self._sleepers.look_again()
 
     def _probe(self, path: str) -> Answer | None:
-        """Returns the answer for /health and /ready; None for any other path. Any thread."""
+        """Returns the answer for /health and /ready; None for any other path."""
         if path == "/health":
             return health(all(each.is_alive for each in self._repeated))
         return readiness(self._why_not_ready()) if path == "/ready" else None

@@ -7,7 +7,7 @@ import json
 from math import ceil
 
 from common import startup
-from common.connections.answers import content_headers
+from common.connections.answers import answer_head, content_headers
 from common.errors import Error, MessagesError, WireError, is_of_messages, messages_error
 
 Headers = list[tuple[str, str]]
@@ -33,6 +33,11 @@ class ProxyError(WireError):
             headers.append(("request-id", request_id))
         body = json.dumps(shown).encode()
         return content_headers("application/json", body) + self.headers + headers, body
+
+    def last_answer(self, request_id: str) -> bytes:
+        """Returns the whole answer to bytes that are no valid request."""
+        headers, body = self.answer(request_id)
+        return answer_head(self.status, headers, closes=True) + body
 
 
 class _Reasoned(ProxyError):

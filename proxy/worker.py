@@ -55,7 +55,7 @@ class ProxyWorker(Worker):
     async def _serve(self) -> None:
         app, stopping = self._app, asyncio.Event()
         descriptors_for(app)
-        app.start()
+        await app.start()
         draining: list[asyncio.Task[None]] = []
 
         def drain() -> None:

@@ -14,15 +14,12 @@ def answer_head(
 ) -> bytes:
     """Returns a status line with header fields, which the caller has checked. `phrase` is an
     upstream's, and replaces the status's own."""
-    lines = [f"HTTP/1.1 {status} {phrase or phrase_of(status)}", _date(int(time.time()))]
+    phrase = phrase or _PHRASES.get(status) or HTTPStatus(status).phrase
+    lines = [f"HTTP/1.1 {status} {phrase}", _date(int(time.time()))]
     lines += [f"{name}: {value}" for name, value in headers]
     if closes:
         lines.append("Connection: close")
     return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
-
-
-def phrase_of(status: int) -> str:
-    return _PHRASES.get(status) or HTTPStatus(status).phrase
 
 
 def content_headers(content_type: str, body: bytes) -> list[tuple[str, str]]:
