@@ -20,7 +20,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.workers.gthread import ThreadWorker
 
 from common import startup
-from common.connections.hosts import host_and_port
+from common.connections.sockets import host_and_port
 from common.connections.worker import ConnectionLimits, allowed_connections, polling_worker
 from common.logs import logging_config
 from inference_api.core.status import Hooks, Phase

@@ -7,8 +7,7 @@ from typing import Any
 
 from gunicorn.app.base import BaseApplication
 
-from common.connections.hosts import host_and_port
-from common.connections.ports import port_faults
+from common.connections.sockets import host_and_port, port_faults
 from common.connections.worker import ConnectionLimits, allowed_connections, polling_worker
 from common.startup import ServiceSettings
 

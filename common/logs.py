@@ -1,19 +1,33 @@
 """One logging configuration for our loggers and gunicorn's: text for people, JSON for machines.
 
 No prompt, generated text or secret is logged at any level. Records made while a request is served
-have its id, which is the same in the logs of the proxy and the API.
+have its id, which is in the logs of every service that it passes, and in `X-Request-Id`.
 """
 
 import logging
+import random
+import re
+from contextvars import ContextVar
 from typing import Any, Literal
-
-from common.request_ids import request_id
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 JSON = "%(asctime)s %(levelname)s %(name)s %(message)s"
+USABLE_ID = re.compile(r"[!-~]{1,128}")
+
+request_id: ContextVar[str] = ContextVar("request_id")  # the id of the current request
+
+
+def new_request_id() -> str:
+    """Returns a new id, which is unique but not secret."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def usable_request_id(candidate: str) -> str:
+    """Returns the client's own id if it fits a header and a log line, else a new one."""
+    return candidate if USABLE_ID.fullmatch(candidate) else new_request_id()
 
 
 class RequestIds(logging.Filter):

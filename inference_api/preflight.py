@@ -3,7 +3,7 @@
 It runs in gunicorn's arbiter, so it must not import torch.
 """
 
-from common.connections.ports import port_faults
+from common.connections.sockets import port_faults
 from inference_api.bundle.check import check_bundle
 from inference_api.core.state.page_folder import ON_CUDA, make_writable
 from inference_api.errors import StartupError

@@ -8,8 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 from common.errors import StoreFailed
-from common.openapi import add_description
-from common.openapi_document import Application, Rule
+from common.openapi import Application, Rule, add_description
 from common.operations import Content, operation
 from common.stores import RecordStore
 from common.stores.sqlite_store import SqliteRecords

@@ -9,7 +9,7 @@ from functools import partial
 
 from common.addresses import is_allowed
 from common.connections.answers import content_headers
-from common.request_ids import new_request_id
+from common.logs import new_request_id
 from proxy.access.gate import origins_for
 from proxy.audit import AuditLog, AuditRecord, Outcome
 from proxy.background import Aside, Repeated

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from common.connections.answers import content_headers
-from common.request_ids import new_request_id
+from common.logs import new_request_id
 from proxy.clients.client import ClientConnection, Exchange
 from proxy.clients.crowd import Crowd
 from proxy.errors import ProxyError

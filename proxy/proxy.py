@@ -32,9 +32,15 @@ from proxy.settings import MIN_SECRET_BYTES, Settings
 from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.endpoint_slices import EndpointSlices, Services
-from proxy.upstreams.keys import parse_keys
 from proxy.upstreams.routes import NO_ROUTES, parse_routes
-from proxy.upstreams.specs import Discovery, ReplicasFile, Specs, UpstreamSpec, parse_upstreams
+from proxy.upstreams.specs import (
+    Discovery,
+    ReplicasFile,
+    Specs,
+    UpstreamSpec,
+    parse_keys,
+    parse_upstreams,
+)
 from proxy.visits import ProxyParts
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ import signal
 import sys
 from typing import Any
 
-from common.connections.hosts import host_and_port
-from common.connections.ports import port_faults
+from common.connections.sockets import host_and_port, port_faults
 from proxy.errors import StartupError
 from proxy.logs import logging_config
 from proxy.settings import Settings

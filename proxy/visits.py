@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.connections.answers import answer_head, content_headers
-from common.request_ids import new_request_id, request_id
+from common.logs import new_request_id, request_id
 from proxy.access.auth import Authenticator
 from proxy.access.gate import Gate, origins_for
 from proxy.access.limits import Admission, Admissions, TeamLimits

@@ -17,10 +17,10 @@ from gunicorn.errors import AppImportError
 from gunicorn.sock import ssl_context
 from gunicorn.workers.base import Worker
 
+from common.connections.sockets import find_dead_peers
 from common.connections.worker import SPARE_DESCRIPTORS, allowed_connections
 from proxy.app import ProxyApp
 from proxy.errors import StartupError
-from proxy.sockets import find_dead_peers
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 
-from common.connections.ports import free_port
+from common.connections.sockets import free_port
 from common.fetch import answers_ok
 from common.processes import end_with_parent
 from inference_api.errors import StartupError

@@ -22,7 +22,7 @@ import click
 import jwt
 
 import proxy
-from common.connections.hosts import host_and_port
+from common.connections.sockets import host_and_port
 from common.fetch import answers_ok
 from common.files import OWNER_ALONE, write_whole
 from common.startup import StartupError as AnyStartupError

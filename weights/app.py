@@ -7,8 +7,7 @@ from flask import Flask, Response, jsonify
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from common.openapi import add_description
-from common.openapi_document import Application, Rule
+from common.openapi import Application, Rule, add_description
 from common.operations import Content, operation
 from common.web_pages import PageRules, answer_refusals, register_page_check
 from weights.routes import create_blueprint

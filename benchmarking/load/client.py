@@ -18,7 +18,7 @@ import httptools
 
 from benchmarking.load.answers import AnswerFault, StreamReader, error_text
 from benchmarking.records import INTERRUPTED, RequestError
-from common.connections.hosts import host_and_port
+from common.connections.sockets import host_and_port
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_ERROR_BYTES = 4096

@@ -24,7 +24,7 @@ from cluster.actuators.api_process import (
 from cluster.actuators.machines import Placed
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
-from common.connections.ports import free_port
+from common.connections.sockets import free_port
 from common.files import write_whole
 
 log = logging.getLogger(__name__)

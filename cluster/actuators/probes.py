@@ -7,8 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from cluster.counters import parse_counters
-from cluster.engines import HEARTH, Engine
+from cluster.engines import HEARTH, Engine, parse_counters
 from cluster.errors import MetricsUnread
 from common.fetch import OK, FetchBounds, FetchFailed, FetchLate, ask, fetch
 

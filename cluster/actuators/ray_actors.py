@@ -24,8 +24,7 @@ from cluster.actuators.machines import Placed
 from cluster.actuators.probes import ReplicaHealth, probe
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
-from common.connections.hosts import host_and_port
-from common.connections.ports import free_port
+from common.connections.sockets import free_port, host_and_port
 
 log = logging.getLogger(__name__)
 

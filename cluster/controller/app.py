@@ -15,7 +15,7 @@ from typing_extensions import TypedDict  # pydantic describes typing's from Pyth
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from cluster.controller.gauges import ControllerGauges
-from cluster.controller.journal_entry import (
+from cluster.controller.journal import (
     CycleJson,
     DecisionJson,
     GroupJson,
@@ -30,8 +30,7 @@ from cluster.errors import ClusterError
 from cluster.replicas import ReplicaState
 from cluster.system import SystemDocument
 from common.errors import Error, error_body
-from common.openapi import add_description
-from common.openapi_document import Application, Rule
+from common.openapi import Application, Rule, add_description
 from common.operations import Content, operation
 from common.web_pages import PageRules, answer_refusals, register_page_check
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from cluster.controller.pages import Readings
-from cluster.counters import Counted, Counters
+from cluster.engines import Counted, Counters
 from cluster.replicas import Group, Replica, ReplicaState
 
 LEAST_READ = 0.5  # share of a server's replicas that must answer, to assume the same of the others

@@ -19,9 +19,9 @@ from typing import TypeVar
 from cluster.actuators import Actuator
 from cluster.clock import steady_s
 from cluster.controller.cycle import ControllerParts, Cycle, Planner
-from cluster.controller.journal import Journal
-from cluster.controller.journal_entry import (
+from cluster.controller.journal import (
     DecisionJson,
+    Journal,
     decision_of,
     entry_of,
     fault_entry,

@@ -10,8 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.clock import steady_s
 from cluster.config import ProxyKeys
-from cluster.counters import MAX_COUNT, Counters, parse_counters
-from cluster.engines import HEARTH, Engine
+from cluster.engines import HEARTH, MAX_COUNT, Counters, Engine, parse_counters
 from cluster.errors import MetricsUnread
 from cluster.replicas import Replica, ReplicaState
 from common.fetch import FetchBounds, FetchFailed, fetch

@@ -17,7 +17,7 @@ from gunicorn.http.unreader import Unreader
 from httptools import HttpParserError
 
 from common.connections.chunks import ChunkedBody
-from common.connections.hosts import host_fault
+from common.connections.sockets import host_fault
 
 MAX_HEAD_BYTES = 64 * 1024  # gunicorn's own limits, on lines and their number, come to 800 KiB
 MAX_FRAMING = 2  # a chunked body may take this many times the bytes of a plain one

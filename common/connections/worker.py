@@ -27,7 +27,7 @@ from gunicorn.workers.gthread import ThreadWorker
 from common.connections.answers import answer_head, content_headers
 from common.connections.errors import InvalidHead, RequestTimeout, TooManyConnections
 from common.connections.inbound import MAX_HEAD_BYTES
-from common.connections.readiness import polling
+from common.connections.sockets import polling
 from common.connections.waiting import PolledConnection, Wait, WaitingConnections
 from common.errors import WireError
 

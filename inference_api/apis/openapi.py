@@ -5,7 +5,7 @@ from http import HTTPStatus
 from typing import Any
 
 from common.errors import Error, MessagesError, is_of_messages
-from common.openapi_document import Application, Rule
+from common.openapi import Application, Rule
 from common.operations import Content
 from inference_api.agents import table
 from inference_api.apis.field_table import field_tables

@@ -10,7 +10,7 @@ from typing import TypeVar
 from flask import Flask, Response, current_app, g, request
 
 from common.errors import is_of_messages
-from common.request_ids import request_id, usable_request_id
+from common.logs import request_id, usable_request_id
 from inference_api.errors import InvalidRequest
 from inference_api.request import Caller
 from inference_api.web.fields import Body, parse

@@ -15,7 +15,7 @@ import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
 from common.connections.chunks import ChunkedBody
-from common.connections.hosts import host_fault
+from common.connections.sockets import host_fault
 from proxy.errors import BadRequest, ExpectationFailed, HeadTooLarge, ProxyError
 
 MAX_HEAD_BYTES = 64 * 1024

@@ -21,9 +21,8 @@ from urllib.parse import urlsplit
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy, UpstreamNotReady, UpstreamUnreachable
 from proxy.upstreams.connections import ConnectionPool
-from proxy.upstreams.keys import UpstreamKeys
 from proxy.upstreams.routes import NO_ROUTES, RouteBackend, Routes, rendezvous, servers_in_turn
-from proxy.upstreams.specs import UpstreamSpec
+from proxy.upstreams.specs import UpstreamKeys, UpstreamSpec
 from proxy.upstreams.upstream import FIRST_COOLDOWN_S, Upstream, UpstreamHealth, UpstreamRows
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 
-from proxy.sockets import find_dead_peers
+from common.connections.sockets import find_dead_peers
 from proxy.upstreams.reply import UpstreamConnection
 
 # Servers close idle connections: Hearth after 75 s; vLLM, SGLang and llama.cpp after 5 s. If one

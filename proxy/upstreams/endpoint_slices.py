@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from pydantic import AliasPath, BaseModel, Field
 
-from common.connections.hosts import host_and_port
+from common.connections.sockets import host_and_port
 from common.fetch import FetchBounds, body_of
 from proxy.errors import DiscoveryFailed
 from proxy.files import validated

@@ -13,7 +13,7 @@ from typing import cast
 import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
-from common.connections.readiness import polling
+from common.connections.sockets import polling
 from proxy.errors import Headers, StreamBroken, UpstreamBroken
 
 MAX_HEAD_BYTES = 64 * 1024

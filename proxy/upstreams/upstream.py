@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from proxy.upstreams.connections import ConnectionPool
-from proxy.upstreams.keys import UpstreamKeys
-from proxy.upstreams.specs import UpstreamSpec
+from proxy.upstreams.specs import UpstreamKeys, UpstreamSpec
 
 FIRST_COOLDOWN_S = 2.0
 # Assumed number of user rows of an upstream that does not report it.

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cluster.config import AcceleratorKeys, ClusterConfig
+from cluster.config import AcceleratorKeys, ClusterConfig, ServerKeys
 from cluster.controller.pages import Readings
-from cluster.counters import Counters
+from cluster.engines import Counters
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Outcome, Replica, ReplicaState
-from cluster.server_keys import ServerKeys
 from cluster.system import SystemDocument, read_system
 
 IN_TOKENS, OUT_TOKENS = 100, 50

@@ -12,12 +12,12 @@ from cluster.config import (
     ActuatorKeys,
     ClusterConfig,
     ProxyKeys,
+    ServerKeys,
     read_config,
 )
 from cluster.engines import ENGINES, filled
 from cluster.errors import ConfigFaulty
 from cluster.replicas import Group
-from cluster.server_keys import ServerKeys
 from common.faults import MAX_FAULTS
 from tests.cluster.fleet import OUT_TOKENS, system_json
 from tests.service import ROOT

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
+from cluster.config import MetricField
 from cluster.controller.demand import Demand, OfferedLoad, PastLoad
 from cluster.controller.loads import ServerTraffic, Traffic, between, traffic_of, with_door
-from cluster.counters import Counters, parse_counters
-from cluster.engines import ENGINES
+from cluster.engines import ENGINES, Counters, parse_counters
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, ReplicaState
-from cluster.server_keys import MetricField
 from inference_api.core.record import EndedGeneration, GenerationRecord
 from inference_api.core.status import ModelSnapshot
 from inference_api.request import Caller

@@ -21,8 +21,7 @@ from cluster.controller.cycle import ControllerParts, Planner
 from cluster.controller.loads import between
 from cluster.controller.optimizer import OptimizerClient
 from cluster.controller.pages import PageReader
-from cluster.counters import Counters
-from cluster.engines import ENGINES, FIELDS, Engine
+from cluster.engines import ENGINES, FIELDS, Counters, Engine
 from cluster.replicas import Recipes
 from lab.kit.scripted_server import Script, scripted
 from lab.kit.servers import TIMEOUT_S, eventually

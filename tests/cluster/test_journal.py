@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from cluster.controller.demand import OfferedLoad, PastLoad
-from cluster.controller.journal import KEPT, Journal
-from cluster.controller.journal_entry import past_in
+from cluster.controller.journal import KEPT, Journal, past_in
 
 
 def lines(path: Path) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 from cluster.config import ProxyKeys
 from cluster.controller import pages
 from cluster.controller.pages import PageReader
-from cluster.counters import Counters
+from cluster.engines import Counters
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, ReplicaState
 from lab.kit.servers import eventually

@@ -12,6 +12,7 @@ from flask import Flask
 from werkzeug.serving import make_server
 
 from cluster.actuators.deployments import Deployments
+from cluster.config import ServerKeys
 from cluster.controller.app import create_app
 from cluster.controller.cycle import ControllerParts
 from cluster.controller.loop import Controller
@@ -19,7 +20,6 @@ from cluster.controller.optimizer import OptimizerClient
 from cluster.controller.pages import PageReader
 from cluster.controller.sleep import StartForecast, StartTimes
 from cluster.replicas import Group, Replica, ReplicaState
-from cluster.server_keys import ServerKeys
 from lab.kit.servers import TIMEOUT_S, eventually
 from tests.cluster.fleet import config, system, system_json
 from tests.cluster.test_controller import DEADLINE_S, Running, run  # noqa: F401

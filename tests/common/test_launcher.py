@@ -8,7 +8,7 @@ import pytest
 import requests
 from gunicorn.util import parse_address
 
-from common.connections.hosts import host_and_port
+from common.connections.sockets import host_and_port
 from lab.kit.servers import TIMEOUT_S, environment, post_bytes
 from tests.forked import fork_server
 from tests.service import running_service

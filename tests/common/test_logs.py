@@ -9,8 +9,7 @@ from datetime import datetime
 
 import pytest
 
-from common.logs import LogFormat, logging_config
-from common.request_ids import new_request_id, request_id, usable_request_id
+from common.logs import LogFormat, logging_config, new_request_id, request_id, usable_request_id
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.access.budgets import DAY_S
-from proxy.access.limits import TeamLimits
+from proxy.access.limits import DAY_S, TeamLimits
 from proxy.access.policy import Policy, TeamPolicy, parse_policy
 from proxy.errors import LimitExceeded
 from tests.ports import free_port

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.upstreams.keys import parse_keys
+from proxy.upstreams.specs import parse_keys
 
 
 def test_key_is_a_bearer_token_or_in_a_header_of_its_own() -> None:

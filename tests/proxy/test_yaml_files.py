@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from proxy.access.policy import parse_policy
-from proxy.upstreams.keys import parse_keys
 from proxy.upstreams.routes import parse_routes
-from proxy.upstreams.specs import parse_upstreams
+from proxy.upstreams.specs import parse_keys, parse_upstreams
 
 ENTRIES: dict[Callable[[str], object], tuple[str, str]] = {  # the list, and an entry in it
     parse_policy: ("teams:\n", " {0}: {{max_concurrent: 1}}\n"),

@@ -23,13 +23,12 @@ from typing import Any
 import numpy as np
 
 from benchmarking.machine import describe_machine
-from cluster.config import AcceleratorKeys, ClusterConfig
+from cluster.config import AcceleratorKeys, ClusterConfig, ServerKeys
 from cluster.controller.cycle import ControllerParts, Planner
 from cluster.controller.loop import Rollout
 from cluster.controller.optimizer import OptimizerClient
 from cluster.controller.rollout import Plan
 from cluster.replicas import Group
-from cluster.server_keys import ServerKeys
 from cluster.system import read_system
 from common.fetch import OK, FetchBounds, answers_ok, ask
 from lab.benches.scaling.day import STEP_S, Day, random_day

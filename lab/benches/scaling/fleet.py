@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from cluster.controller.pages import Readings
-from cluster.counters import Counted, Counters
+from cluster.engines import Counted, Counters
 from cluster.replicas import Group, Outcome, Replica, ReplicaState
 from lab.benches.scaling.day import STEP_S, Day, Json
 from optimizer.model.latency import PhaseModel

@@ -28,8 +28,7 @@ from cluster.controller.forecasts import (
     Score,
     score_of,
 )
-from cluster.controller.journal import Journal
-from cluster.controller.journal_entry import past_in
+from cluster.controller.journal import Journal, past_in
 from lab.demo.cluster.processes import DemoFailed
 from lab.demo.fleet.members import Member
 from lab.demo.fleet.play import play

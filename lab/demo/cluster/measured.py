@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.actuators.api_process import ApiProcess, start_api
-from common.connections.ports import free_port
+from common.connections.sockets import free_port
 from common.fetch import answers_ok
 from common.files import write_whole
 from lab.demo.cluster.processes import HOST, DemoFailed, until

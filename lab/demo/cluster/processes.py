@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from cluster.actuators.api_process import last_words
 from cluster.errors import ClusterError
-from common.connections.ports import free_port
+from common.connections.sockets import free_port
 from common.files import OWNER_ALONE, write_whole
 from lab.demo.cluster.files import Addresses
 

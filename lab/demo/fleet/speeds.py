@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.actuators.api_process import start_api
+from cluster.config import ServerKeys
 from cluster.engines import filled
-from cluster.server_keys import ServerKeys
-from common.connections.ports import free_port
+from common.connections.sockets import free_port
 from common.fetch import answers_ok
 from lab.demo.cluster.measured import benchmarking, end
 from lab.demo.cluster.processes import HOST, DemoFailed, until

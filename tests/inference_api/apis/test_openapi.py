@@ -12,7 +12,7 @@ from openapi_spec_validator import validate
 from pydantic import BaseModel, SecretStr
 
 from common import __version__
-from common.openapi_document import Rule, describe
+from common.openapi import Rule, describe
 from common.operations import Operation, operation_of
 from inference_api.apis.openapi import API
 from inference_api.inference_api_server import create_server

@@ -10,8 +10,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 from openapi_spec_validator import validate
 
-from common.openapi import rules_of
-from common.openapi_document import describe
+from common.openapi import describe, rules_of
 from inference_api.apis.openapi import API
 from inference_api.bundle import routes as bundle_routes
 from inference_api.bundle.check import check_bundle

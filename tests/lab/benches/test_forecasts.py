@@ -6,8 +6,7 @@ from random import Random
 
 from cluster.config import read_config
 from cluster.controller.forecasts import Score
-from cluster.controller.journal import Journal
-from cluster.controller.journal_entry import entry_of
+from cluster.controller.journal import Journal, entry_of
 from lab.benches.truth.forecasts import BusyMember, is_kept, lines, scores_in
 from lab.demo.cluster.files import Addresses
 from lab.demo.fleet.files import write_fleet
