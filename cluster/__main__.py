@@ -7,8 +7,7 @@ from typing import Any
 import click
 from flask import Flask
 
-from cluster.actuators import Actuator
-from cluster.actuators.machines import Machines
+from cluster.actuators import Actuator, Machines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.config import ActuatorKeys, ClusterConfig, read_config

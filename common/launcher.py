@@ -34,7 +34,6 @@ def threaded(
         "threads": threads,
         "timeout": 120,
         "graceful_timeout": 30,
-        "preload_app": False,
         "on_starting": on_starting,
         "control_socket_disable": True,  # its path is per user, so two servers would conflict
     }

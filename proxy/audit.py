@@ -11,13 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
-from functools import lru_cache
 from operator import attrgetter
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from proxy.logs import AUDIT_LOGGER
-
+AUDIT_LOGGER = "proxy.audit"
 audit_log = logging.getLogger(AUDIT_LOGGER)
 
 WRITE_WITHIN_S = 0.01
@@ -77,9 +75,9 @@ class AuditRecord:
     def line(self) -> str:
         values = zip(_FIELDS, _values_of(self), strict=True)
         fields = {name: value for name, value in values if value is not None}
-        seconds, part_ns = divmod(self.ended_ns or time.time_ns(), 10**9)
         fields["outcome"] = str(self.outcome)
-        line = {"time": f"{_second(seconds)}.{part_ns // 1000:06}+00:00", **fields}
+        at = datetime.fromtimestamp((self.ended_ns or time.time_ns()) / 10**9, UTC)
+        line = {"time": at.isoformat(timespec="microseconds"), **fields}
         try:
             return to_json(line).decode()
         except PydanticSerializationError:
@@ -89,11 +87,6 @@ class AuditRecord:
     def end(self) -> None:
         self.total_ms = self.elapsed_ms()
         self.ended_ns = time.time_ns()
-
-
-@lru_cache(maxsize=2)
-def _second(at_s: int) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class AuditLog:

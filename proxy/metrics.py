@@ -134,6 +134,6 @@ class Metrics(Collector):
             "Requests with a session or a prompt, kept by their replica or moved to another.",
             labels=["result"],
         )
-        for result, count in self._balancer.affinity_counts().items():
+        for result, count in self._balancer.affinity.copy().items():
             affinity.add_metric([result], count)
         return [in_flight, usable, affinity]

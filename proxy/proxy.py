@@ -26,8 +26,7 @@ from proxy.access.policy import Policy, parse_policy
 from proxy.app import ProxyApp
 from proxy.errors import StartupError
 from proxy.files import WatchedFile, opened, validated
-from proxy.logs import logging_config
-from proxy.server import gunicorn_options
+from proxy.server import gunicorn_options, logging_config
 from proxy.settings import MIN_SECRET_BYTES, Settings
 from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.balancer import Balancer

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cluster.actuators import Placed
 from cluster.actuators.api_process import (
     DEVICES,
     ApiProcess,
@@ -21,7 +22,6 @@ from cluster.actuators.api_process import (
     pinned_to,
     start_api,
 )
-from cluster.actuators.machines import Placed
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
 from common.connections.sockets import free_port

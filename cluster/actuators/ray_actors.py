@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import quote, unquote
 
+from cluster.actuators import Placed
 from cluster.actuators.api_process import claimed_cores, last_words, pinned_to, start_api
-from cluster.actuators.machines import Placed
 from cluster.actuators.probes import ReplicaHealth, probe
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe

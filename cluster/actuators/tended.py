@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from cluster.actuators.machines import Machines, Placed
+from cluster.actuators import Machines, Placed
 from cluster.actuators.probes import Probed, ReplicaHealth, ReplicaProbes, probe
 from cluster.actuators.upstreams_file import Listed, UpstreamsFile
 from cluster.engines import Engine

@@ -10,7 +10,6 @@ from urllib.parse import unquote
 from pydantic_core import from_json
 
 from proxy.clients.request_head import RequestHead
-from proxy.clients.usage_question import may_ask
 from proxy.errors import BadRequest, BodyTooLarge, ProxyError
 
 # Bytes of a body that are read before an upstream is chosen: enough for a prompt of some 60,000
@@ -41,6 +40,10 @@ GENERATING_ROUTES = frozenset(
 
 
 REMEDY = "send less, or have MAX_CONTENT_LENGTH raised"
+# OpenAI's streams report usage in a separate event, if they are asked for it. The proxy asks on the
+# client's behalf, and hides the event from a client that did not.
+USAGE_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions"})
+_USAGE_QUESTION = b'{"stream_options":{"include_usage":true},'
 
 
 class BodySource(Protocol):
@@ -219,7 +222,7 @@ def read_hints(head: RequestHead, body: RequestBody, takes_row: bool = False) ->
         model=model if isinstance(model, str) else None,
         affinity_key=_affinity_key(fields),
         may_ask_usage="content-encoding" not in head.fields
-        and may_ask(head.target, body.prefix, fields),
+        and may_ask_usage(head.target, body.prefix, fields),
         takes_row=takes_row,
     )
 
@@ -298,3 +301,17 @@ def _beginning(value: object) -> str:
         if message.get("role") == "user":
             break
     return "\n".join(texts)
+
+
+def may_ask_usage(target: str, body: bytes, fields: dict[str, Any]) -> bool:
+    """Returns whether to ask for usage: in an uncompressed body whose client leaves that open, on
+    a route that reports it. `fields` are the body's."""
+    is_open = fields.get("stream") is True and "stream_options" not in fields
+    # In UTF-16 every character of a key has a zero byte.
+    is_utf8 = body.lstrip().startswith(b"{") and b"\0" not in body
+    return is_open and is_utf8 and target.partition("?")[0].rstrip("/") in USAGE_ROUTES
+
+
+def asking_usage(body: bytes) -> bytes:
+    """Returns the body with the question added, and nothing else changed."""
+    return _USAGE_QUESTION + body.lstrip()[1:]

@@ -42,7 +42,7 @@ MAX_SILENT_CHECKS = 2
 
 class Balancer:
     """Chooses upstreams and remembers their failures. Event loop only, except for reading
-    `upstreams`, `is_usable`, `is_ready` and `affinity_counts`."""
+    `upstreams`, `is_usable`, `is_ready` and `affinity`."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class Balancer:
         self._keys = keys
         self._routes = routes
         self._clock = clock
-        self._affinity: Counter[str] = Counter()
+        # How many requests their preferred replica got (`kept`), or another (`moved`).
+        self.affinity: Counter[str] = Counter()
         self.upstreams: tuple[Upstream, ...] = ()  # replaced whole
         self.replace(specs)
 
@@ -74,10 +75,6 @@ class Balancer:
         )
         for removed in previous.values():
             removed.pool.close()
-
-    def affinity_counts(self) -> dict[str, int]:
-        """Returns how many requests their preferred replica got (`kept`), or another (`moved`)."""
-        return dict(self._affinity)
 
     def is_usable(self, upstream: Upstream) -> bool:
         """Whether it passes its health checks, is not ejected, and its streams go on."""
@@ -253,7 +250,7 @@ class Balancer:
         candidates = {upstream for upstream in free if upstream.load() <= bound}
         order = sorted(group, key=lambda u: -rendezvous(affinity_key, u.spec.url, u.spec.weight))
         chosen = next((upstream for upstream in order if upstream in candidates), least)
-        self._affinity["kept" if chosen is order[0] else "moved"] += 1
+        self.affinity["kept" if chosen is order[0] else "moved"] += 1
         return chosen
 
 

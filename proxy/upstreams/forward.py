@@ -13,8 +13,7 @@ from typing import Any
 from httptools import HttpParserError
 
 from common.connections.chunks import END_OF_CHUNKS, chunk
-from proxy.clients.inbound import InboundRequest
-from proxy.clients.usage_question import REFUSALS, asking
+from proxy.clients.inbound import InboundRequest, asking_usage
 from proxy.errors import (
     AllRowsBusy,
     Headers,
@@ -34,6 +33,8 @@ from proxy.upstreams.upstream import Upstream
 from proxy.upstreams.waiting_room import WaitingRoom
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+# Statuses by which an upstream may refuse the question for usage, or for the client's own fault.
+USAGE_REFUSALS = frozenset({400, 422})
 RETRY_SHARE = 0.2
 MAX_SAVED_RETRIES = 100.0
 
@@ -124,7 +125,7 @@ class Forwarder:
         """Does what `_open` does. If the upstream may have refused the question for usage, sends
         the request again without it. With `only`, no other upstream is asked."""
         reply = await self._open(request, only)
-        if not reply.has_asked_usage or reply.head.status not in REFUSALS:
+        if not reply.has_asked_usage or reply.head.status not in USAGE_REFUSALS:
             return reply
         reply.close()
         plain = request._replace(hints=request.hints._replace(may_ask_usage=False))
@@ -345,7 +346,7 @@ def _request_bytes(
     target = head.target if head.target == "*" else upstream.base_path + head.target
     lines = [f"{head.method} {target} HTTP/1.1", f"Host: {upstream.host}"]
     lines += [f"{name}: {value}" for name, value in _fields_for(upstream, fields)]
-    prefix = asking(body.prefix) if asks_usage else body.prefix
+    prefix = asking_usage(body.prefix) if asks_usage else body.prefix
     if body.is_complete:
         if body.is_present:
             lines.append(f"Content-Length: {len(prefix)}")

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import requests
 
+from cluster.actuators import Machines
 from cluster.actuators.deployments import Deployments
-from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import Listed, UpstreamsFile

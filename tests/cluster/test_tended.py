@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from cluster.actuators import probes, tended
+from cluster.actuators import Placed, probes, tended
 from cluster.actuators.local import LocalMachine
-from cluster.actuators.machines import Placed
 from cluster.actuators.probes import ReplicaProbes
 from cluster.actuators.tended import GRACE_BEYOND_DRAIN_S, STEADY_S, TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile

@@ -16,10 +16,9 @@ import psutil
 import pytest
 import yaml
 
-from cluster.actuators import Actuator
+from cluster.actuators import Actuator, Machines
 from cluster.actuators.deployments import Deployments
 from cluster.actuators.local import LocalMachine
-from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.audit import AuditRecord, Outcome
-from proxy.logs import AuditFile
+from proxy.server import AuditFile
 from tests.full_disk import full_disk
 
 

@@ -112,10 +112,10 @@ def test_a_hot_prompt_has_the_same_second_replica_every_time(clock: Clock) -> No
 def test_requests_with_a_preference_are_counted(clock: Clock) -> None:
     balancer = make_balancer(clock)
     serve(balancer)
-    assert balancer.affinity_counts() == {}
+    assert balancer.affinity == {}
     for _ in range(60):
         balancer.choose(RoutingHints(None, "hot"))
-    counts = balancer.affinity_counts()
+    counts = balancer.affinity
     assert counts["kept"] == max(upstream.in_flight for upstream in balancer.upstreams)
     assert counts["kept"] + counts["moved"] == 60
 
@@ -125,7 +125,7 @@ def test_replica_without_a_row_has_moved_its_requests(clock: Clock) -> None:
     balancer = make_balancer(clock, *specs)
     for _ in range(4):
         balancer.choose(RoutingHints(None, "hot", takes_row=True))
-    assert balancer.affinity_counts() == {"kept": 2, "moved": 2}
+    assert balancer.affinity == {"kept": 2, "moved": 2}
 
 
 def test_refused_connection_ejects_until_its_cooldown_is_over(clock: Clock) -> None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.audit import AuditRecord
+from proxy.clients.inbound import asking_usage, may_ask_usage
 from proxy.clients.relay import MAX_HELD_BYTES, Relay
 from proxy.clients.usage import UsageMeter
-from proxy.clients.usage_question import asking, may_ask
 from tests.proxy.answers import DONE, chat_event, event, usage_event
 
 
@@ -108,8 +108,8 @@ def test_comment_is_not_held_back() -> None:
 def test_question_changes_nothing_else_of_a_request(fields: dict[str, object], space: str) -> None:
     fields["stream"] = True
     body = (space + json.dumps(fields) + space).encode()
-    assert may_ask("/v1/completions/?x=1", body, fields)
-    asked = asking(body)
+    assert may_ask_usage("/v1/completions/?x=1", body, fields)
+    asked = asking_usage(body)
     assert json.loads(asked) == {"stream_options": {"include_usage": True}} | fields
     assert asked.endswith(body.lstrip()[1:])
 
@@ -126,4 +126,4 @@ def test_question_changes_nothing_else_of_a_request(fields: dict[str, object], s
     ],
 )
 def test_nothing_is_asked_where_it_has_no_place(target: str, text: str, encoding: str) -> None:
-    assert not may_ask(target, text.encode(encoding), json.loads(text))
+    assert not may_ask_usage(target, text.encode(encoding), json.loads(text))
