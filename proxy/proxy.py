@@ -28,9 +28,8 @@ from proxy.errors import StartupError
 from proxy.files import WatchedFile, opened, validated
 from proxy.server import gunicorn_options, logging_config
 from proxy.settings import MIN_SECRET_BYTES, Settings
-from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.balancer import Balancer
-from proxy.upstreams.endpoint_slices import EndpointSlices, Services
+from proxy.upstreams.endpoint_slices import ApiServer, EndpointSlices, Services
 from proxy.upstreams.routes import NO_ROUTES, parse_routes
 from proxy.upstreams.specs import (
     Discovery,

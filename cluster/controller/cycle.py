@@ -153,7 +153,8 @@ class Planner:
         """Make the next plan. `at_s` is the time on the reader's clock; `starts` are by server."""
         start_s = time.perf_counter()
         self._number += 1
-        self._forget_removed_groups(replicas)
+        present = {each.group for each in replicas}
+        self.plan = {group: n for group, n in self.plan.items() if n or group in present}
         steady = self._steady(replicas)
         traffic = self._collect(replicas, at_s, starts)
         predicted = self._predict(traffic, steady)
@@ -222,10 +223,6 @@ class Planner:
             return body, answer.model_copy(update={"unallocated": unallocated}), ""
         except OptimizerUnusable as error:
             return body, None, str(error)
-
-    def _forget_removed_groups(self, replicas: Sequence[Replica]) -> None:
-        present = {each.group for each in replicas}
-        self.plan = {g: n for g, n in self.plan.items() if n or g in present}
 
     def _steady(self, replicas: Sequence[Replica]) -> dict[Group, int]:
         """Returns how many replicas of each group have been ready since the last cycle. Leaves out

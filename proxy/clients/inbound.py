@@ -73,7 +73,7 @@ class RequestBody:
         self._error: ProxyError | None = None
         self._pieces: list[bytes] = []
         self._num_held_bytes = 0
-        self._waiter: asyncio.Future[None] | None = None
+        self._has_changed = asyncio.Event()
 
     @property
     def is_present(self) -> bool:
@@ -86,17 +86,17 @@ class RequestBody:
         self._pieces.append(piece)
         if self._num_held_bytes > INSPECTED_BYTES:
             self._hold_back(True)
-        self._wake()
+        self._has_changed.set()
 
     def fail(self, error: ProxyError) -> None:
         """Called by the connection if the rest will not come."""
         self._error = error
-        self._wake()
+        self._has_changed.set()
 
     def end(self) -> None:
         """Called by the connection at the body's end."""
         self.is_ended = True
-        self._wake()
+        self._has_changed.set()
 
     async def read_prefix(self, max_bytes: int, remedy: str = REMEDY) -> None:
         """Waits for the first INSPECTED_BYTES, or for the whole body. Raises BodyTooLarge."""
@@ -131,22 +131,14 @@ class RequestBody:
 
     async def _wait(self) -> None:
         """Waits for more of the body, or its end. Raises the error of the connection."""
+        if self._error is None:
+            if not self._is_invited:
+                self._is_invited = True
+                self._source.invite_body()
+            self._has_changed.clear()
+            await self._has_changed.wait()
         if self._error is not None:
             raise self._error
-        if not self._is_invited:
-            self._is_invited = True
-            self._source.invite_body()
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-        if self._error is not None:
-            raise self._error
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 def _check_size(num_bytes: int, max_bytes: int, remedy: str) -> None:

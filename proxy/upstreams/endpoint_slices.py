@@ -2,26 +2,33 @@
 
 Kubernetes marks the endpoint of a pod as `terminating` before it stops the pod. So the endpoint
 leaves the list while the pod's preStop hook sleeps, and no request is sent to a draining pod.
+
+The API server is asked by plain GETs, because one list and one watch do not need the official
+client's hundreds of modules.
 """
 
 import ipaddress
+import json
 import logging
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPResponse
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlencode
 
 from pydantic import AliasPath, BaseModel, Field
 
+from common.addresses import http_parts
 from common.connections.sockets import host_and_port
-from common.fetch import FetchBounds, body_of
+from common.fetch import OK, FetchBounds, body_of, connected
 from proxy.errors import DiscoveryFailed
 from proxy.files import validated
-from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.specs import Discovery, Specs, UpstreamSpec
 
 log = logging.getLogger(__name__)
@@ -34,6 +41,11 @@ WATCH_BOUNDS = FetchBounds(connect_s=5.0, read_s=WATCH_S + 10.0, max_bytes=4 * 2
 LIST_BOUNDS = FetchBounds(connect_s=5.0, read_s=30.0, max_bytes=64 * 2**20)
 MIN_TURN_S = 1.0  # least time between two lists
 MAX_PAUSE_S = 30.0  # longest pause between tries while the API server is down
+MAX_REFUSAL_BYTES = 64 * 1024
+REMEDIES = {
+    401: "the token is not accepted; is the service account still there?",
+    403: "bind the Role of deploy/kubernetes/base/proxy.yaml to the service account",
+}
 
 PORT_NAME = "http"
 SERVICE_LABEL = "kubernetes.io/service-name"
@@ -44,6 +56,51 @@ COST_LABEL = "hearth.dev/cents-per-hour"
 
 _NAME = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _SERVICES = re.compile(rf"({_NAME})/({_NAME}(?:,{_NAME}){{0,63}})")
+
+
+class ApiServer:
+    """A client with the service account of the proxy's pod. It uses the account's token and
+    certificate over https, and neither over http (`kubectl proxy`)."""
+
+    def __init__(self, url: str, account: Path) -> None:
+        """Raises OSError for an unusable account."""
+        self._parts, self._token_file = http_parts(url), account / "token"
+        self._tls: ssl.SSLContext | None = None
+        if self._parts.scheme == "https":
+            self._tls = ssl.create_default_context(cafile=account / "ca.crt")
+            self._token_file.read_text("ascii")
+
+    @contextmanager
+    def get(self, path: str, bounds: FetchBounds) -> Iterator[HTTPResponse]:
+        """Returns an answer with status 200, which the caller reads within `max_bytes`. Raises
+        DiscoveryFailed for another status, and OSError or HTTPException."""
+        with connected(self._parts, bounds, self._tls) as connection:
+            connection.request("GET", self._parts.path + path, headers=self._headers())
+            with connection.getresponse() as response:
+                if response.status != OK:
+                    raise _refusal(response)
+                yield response
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/json"}
+        if self._tls is not None:
+            # Read each time, because the kubelet renews it within the hour.
+            token = self._token_file.read_text("ascii").strip()
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
+
+
+def _refusal(response: HTTPResponse) -> DiscoveryFailed:
+    status = response.status
+    try:
+        answer = json.loads(response.read(MAX_REFUSAL_BYTES))
+        message = str(answer["message"])[:512]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        message = response.reason
+    remedy = REMEDIES.get(status)
+    return DiscoveryFailed(
+        f"{status}: {message}" + (f"; {remedy}" if remedy else ""), is_gone=status == 410
+    )
 
 
 class SliceEndpoint(BaseModel):

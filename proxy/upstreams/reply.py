@@ -50,7 +50,8 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpResponseParser | None = None  # None: between conversations
-        self._drained: asyncio.Future[None] | None = None
+        self._has_room = asyncio.Event()  # for more of a request's body
+        self._has_room.set()
         self._head_waiter: asyncio.Future[ReplyHead] | None = None
         self.is_reused = False
         self.has_answered = False  # a byte of the answer has come
@@ -104,12 +105,10 @@ class UpstreamConnection(asyncio.Protocol):
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        self._drained = self._loop.create_future()
+        self._has_room.clear()
 
     def resume_writing(self) -> None:
-        drained, self._drained = self._drained, None
-        if drained is not None and not drained.done():
-            drained.set_result(None)
+        self._has_room.set()
 
     # Users of the connection call these.
 
@@ -137,8 +136,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Sends more of the request's body. Returns when there is room for more."""
         if not self._transport.is_closing():
             self._transport.write(data)
-        if self._drained is not None:
-            await self._drained
+        await self._has_room.wait()
 
     def end_request(self) -> None:
         """Called when the whole request body has been sent."""

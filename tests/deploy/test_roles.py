@@ -8,8 +8,7 @@ import pytest
 from cluster.actuators.deployments import Deployments
 from cluster.replicas import Group
 from lab.kit.servers import eventually
-from proxy.upstreams.api_server import ApiServer
-from proxy.upstreams.endpoint_slices import EndpointSlices, Services
+from proxy.upstreams.endpoint_slices import ApiServer, EndpointSlices, Services
 from tests.deploy.manifests import by_kind
 from tests.kubernetes_api import PATH, KubernetesApi
 from tests.kubernetes_workloads import Workloads

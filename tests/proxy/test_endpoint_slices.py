@@ -22,10 +22,10 @@ from proxy.errors import StartupError
 from proxy.proxy import create_proxy
 from proxy.settings import Settings
 from proxy.upstreams import endpoint_slices
-from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.endpoint_slices import (
     LIST_BOUNDS,
     WATCH_BOUNDS,
+    ApiServer,
     EndpointSlice,
     EndpointSlices,
     Services,
