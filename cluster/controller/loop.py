@@ -92,14 +92,14 @@ class Rollout:
         if self._dry_run:
             return replicas
         unplaced = {group: outcome.unplaced for group, outcome in self.unplaced.items()}
-        steps = next_steps(replicas, plan, unplaced)
-        for group, count in steps.start:
+        start, stop = next_steps(replicas, plan, unplaced)
+        for group, count in start.items():
             outcome = self._actuator.start(group, count)
             if outcome.unplaced:
                 log.warning("unplaced=%d group=%s why=%s", outcome.unplaced, group, outcome.why)
                 self.unplaced[group] = outcome
                 self._unplaced_s = self._clock()
-        for group, count in steps.stop:
+        for group, count in stop.items():
             self._actuator.stop(group, count)
         return replicas
 

@@ -3,7 +3,6 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from cluster.replicas import Group, Replica, ReplicaState
 
@@ -14,14 +13,6 @@ of its server is; otherwise it does not change."""
 RUNNING = (ReplicaState.STARTING, ReplicaState.READY)
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutActions:
-    """The next calls of the actuator, in order. Numbers are totals per group."""
-
-    start: tuple[tuple[Group, int], ...] = ()
-    stop: tuple[tuple[Group, int], ...] = ()
-
-
 def running(replicas: Iterable[Replica]) -> Counter[Group]:
     """Returns how many starting or ready replicas each group has."""
     return Counter(each.group for each in replicas if each.state in RUNNING)
@@ -29,8 +20,9 @@ def running(replicas: Iterable[Replica]) -> Counter[Group]:
 
 def next_steps(
     replicas: Sequence[Replica], plan: Plan, unplaced: Mapping[Group, int]
-) -> RolloutActions:
-    """Returns the steps that bring the replicas closer to the plan.
+) -> tuple[dict[Group, int], dict[Group, int]]:
+    """Returns the steps that bring the replicas closer to the plan: the groups to start up to a
+    number of replicas, and then those to stop down to one.
 
     `unplaced` counts replicas without room, by group; they are not requested again. Surplus
     replicas of a server are stopped once their replacements are ready. If some replacements have no
@@ -38,18 +30,13 @@ def next_steps(
     """
     present = running(replicas)
     ready = Counter(each.group for each in replicas if each.state is ReplicaState.READY)
-    start, stop = [], []
+    start: dict[Group, int] = {}
+    stop: dict[Group, int] = {}
     for groups in _by_server(plan, present).values():
         wanted = {group: plan.get(group, 0) for group in groups}
-        for group, count in wanted.items():
-            if present[group] < count - unplaced.get(group, 0):
-                start.append((group, count))
-        waits = any(
-            ready[group] < min(count, present[group])
-            or present[group] < count - unplaced.get(group, 0)
-            for group, count in wanted.items()
-        )
-        if waits:
+        due = {g: n for g, n in wanted.items() if present[g] < n - unplaced.get(g, 0)}
+        start |= due
+        if due or any(ready[group] < min(n, present[group]) for group, n in wanted.items()):
             continue
         total = sum(wanted.values())
         missing = sum(max(count - present[group], 0) for group, count in wanted.items())
@@ -57,8 +44,8 @@ def next_steps(
             surplus = present[group] - count
             kept = math.ceil(surplus * missing / total) if total else 0
             if surplus > kept:
-                stop.append((group, count + kept))
-    return RolloutActions(tuple(start), tuple(stop))
+                stop[group] = count + kept
+    return start, stop
 
 
 def _by_server(plan: Plan, present: Mapping[Group, int]) -> dict[str, list[Group]]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.controller.loop import RETRY_S, Rollout
-from cluster.controller.rollout import RolloutActions, next_steps
+from cluster.controller.rollout import next_steps
 from cluster.replicas import Group, Replica, ReplicaState
 from tests.cluster.fleet import MemoryActuator
 
@@ -19,33 +19,33 @@ def replicas(group: Group, count: int, state: ReplicaState = ReplicaState.READY)
 
 
 def test_what_is_missing_is_started_and_nothing_stopped() -> None:
-    assert next_steps(replicas(A, 2), {A: 0, B: 1}, {}) == RolloutActions(start=((B, 1),))
+    assert next_steps(replicas(A, 2), {A: 0, B: 1}, {}) == ({B: 1}, {})
 
 
 def test_old_replicas_stay_until_all_new_ones_are_ready() -> None:
     both = replicas(A, 2) + replicas(B, 1) + replicas(B, 1, ReplicaState.STARTING)
-    assert next_steps(both, {A: 0, B: 2}, {}) == RolloutActions()
+    assert next_steps(both, {A: 0, B: 2}, {}) == ({}, {})
     both = replicas(A, 2) + replicas(B, 2)
-    assert next_steps(both, {A: 0, B: 2}, {}) == RolloutActions(stop=((A, 0),))
+    assert next_steps(both, {A: 0, B: 2}, {}) == ({}, {A: 0})
 
 
 def test_fewer_of_the_same_are_stopped_at_once() -> None:
-    assert next_steps(replicas(A, 3), {A: 1}, {}) == RolloutActions(stop=((A, 1),))
+    assert next_steps(replicas(A, 3), {A: 1}, {}) == ({}, {A: 1})
 
 
 def test_servers_without_a_plan_are_left_alone() -> None:
-    assert next_steps(replicas(OTHER, 3) + replicas(A, 1), {A: 1}, {}) == RolloutActions()
+    assert next_steps(replicas(OTHER, 3) + replicas(A, 1), {A: 1}, {}) == ({}, {})
 
 
 def test_what_found_no_room_is_not_asked_for_again_and_the_old_stay_in_proportion() -> None:
     there = replicas(A, 4) + replicas(B, 1)
-    assert next_steps(there, {A: 0, B: 2}, {B: 1}) == RolloutActions(stop=((A, 2),))
-    assert next_steps(replicas(A, 4), {A: 0, B: 2}, {B: 2}) == RolloutActions()
+    assert next_steps(there, {A: 0, B: 2}, {B: 1}) == ({}, {A: 2})
+    assert next_steps(replicas(A, 4), {A: 0, B: 2}, {B: 2}) == ({}, {})
 
 
 def test_a_failed_replica_is_started_anew() -> None:
     there = replicas(A, 1) + replicas(A, 1, ReplicaState.FAILED)
-    assert next_steps(there, {A: 2}, {}) == RolloutActions(start=((A, 2),))
+    assert next_steps(there, {A: 2}, {}) == ({A: 2}, {})
 
 
 COUNTS = st.integers(0, 5)
