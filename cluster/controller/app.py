@@ -18,14 +18,13 @@ from cluster.controller.gauges import ControllerGauges
 from cluster.controller.journal import (
     CycleJson,
     DecisionJson,
-    GroupJson,
     Json,
     UnplacedJson,
     cycle_json,
-    groups_json,
     unplaced_json,
 )
 from cluster.controller.loop import Controller, ControllerSnapshot
+from cluster.controller.rollout import GroupJson, groups_json
 from cluster.errors import ClusterError
 from cluster.replicas import ReplicaState
 from cluster.system import SystemDocument

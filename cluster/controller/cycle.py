@@ -4,6 +4,9 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated
+
+from pydantic import PlainSerializer
 
 from cluster.config import ClusterConfig
 from cluster.controller.demand import Demand, OfferedLoad, PastLoad
@@ -45,10 +48,11 @@ class Latencies:
 @dataclass(frozen=True, slots=True)
 class ServerCycle:
     """One server in one cycle. `predicted` holds the model's latencies for the running replicas at
-    the measured load, with the speeds known before the measurement."""
+    the measured load, with the speeds known before the measurement. In JSON, `load` is in the
+    optimizer's terms."""
 
     plan: Plan
-    load: OfferedLoad
+    load: Annotated[OfferedLoad, PlainSerializer(OfferedLoad.as_json)]
     arrived_per_minute: float | None = None
     measured: Latencies = Latencies()
     predicted: Latencies = Latencies()

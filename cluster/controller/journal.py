@@ -5,20 +5,19 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, cast
+from typing import Annotated, Any, NotRequired
 
 from pydantic import AwareDatetime, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 from cluster.clock import of_day_s
-from cluster.controller.cycle import Cycle, Latencies, Past, ServerCycle
+from cluster.controller.cycle import Cycle, Past, ServerCycle
 from cluster.controller.demand import OfferedLoad, PastLoad
-from cluster.controller.forecasts import Forecast, JudgedForecast, JudgedForecasts, Score
-from cluster.controller.rollout import Plan
+from cluster.controller.forecasts import JudgedForecast, JudgedForecasts
+from cluster.controller.rollout import GroupJson
 from cluster.replicas import Group, Outcome
 from common.files import append_whole
 
@@ -80,12 +79,6 @@ class Journal:
                 newer.replace(older)
 
 
-class GroupJson(TypedDict):
-    accelerator: str
-    user_rows: int
-    replicas: int
-
-
 class UnplacedJson(TypedDict):
     """Replicas without room on any machine."""
 
@@ -107,19 +100,6 @@ class ServerDecision(TypedDict):
     held: str
 
 
-class ServerJson(ServerDecision):
-    """One server in one cycle. `load` is in the optimizer's terms."""
-
-    load: dict[str, float]
-    measured: Latencies
-    predicted: Latencies
-    planned: Latencies
-    missed: list[str]
-    forecasts: dict[str, Forecast]
-    judged: dict[str, JudgedForecast]
-    scores: dict[str, Score]
-
-
 class CycleJson(TypedDict):
     """`cost` is in cents per hour; `speeds` are the factors of each model and accelerator."""
 
@@ -128,7 +108,7 @@ class CycleJson(TypedDict):
     seconds: float
     fault: str
     cost: float | None
-    servers: dict[str, ServerJson]
+    servers: dict[str, ServerCycle]
     speeds: list[Json]
     not_learned: list[dict[str, str]]
 
@@ -163,6 +143,7 @@ class _PastCycle(TypedDict):
 
 _PAST = TypeAdapter(_PastCycle)
 _DECISION = TypeAdapter(DecisionJson)
+_SERVERS = TypeAdapter(dict[str, ServerCycle])
 
 
 def past_in(lines: Iterable[bytes], now_s: float, kept_s: float) -> Past:
@@ -223,7 +204,7 @@ def cycle_json(cycle: Cycle) -> CycleJson:
         "seconds": round(cycle.seconds, 4),
         "fault": cycle.fault,
         "cost": None if cycle.answer is None else cycle.answer.summary.total_cost,
-        "servers": {name: _server(each) for name, each in cycle.servers.items()},
+        "servers": _SERVERS.dump_python(dict(cycle.servers)),
         "speeds": [
             {"model": model, "accelerator": accelerator, **factors.model_dump()}
             for (model, accelerator), factors in cycle.learned.factors.items()
@@ -243,13 +224,6 @@ def decision_of(cycle: Cycle) -> DecisionJson:
     return _DECISION.validate_python(cycle_json(cycle))  # drops all other keys
 
 
-def groups_json(plan: Plan) -> list[GroupJson]:
-    return [
-        {"accelerator": g.accelerator, "user_rows": g.user_rows, "replicas": count}
-        for g, count in plan.items()
-    ]
-
-
 def unplaced_json(unplaced: Mapping[Group, Outcome]) -> list[UnplacedJson]:
     return [
         {"server": group.server, "accelerator": group.accelerator, "replicas": each.unplaced,
@@ -260,9 +234,3 @@ def unplaced_json(unplaced: Mapping[Group, Outcome]) -> list[UnplacedJson]:
 
 def _time_of(at_s: float) -> str:
     return datetime.fromtimestamp(of_day_s(at_s), UTC).isoformat(timespec="milliseconds")
-
-
-def _server(seen: ServerCycle) -> ServerJson:
-    values = asdict(replace(seen, plan={}))  # groups as keys would become mappings
-    values |= {"plan": groups_json(seen.plan), "load": seen.load.as_json()}
-    return cast(ServerJson, values)

@@ -3,10 +3,28 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
+
+from pydantic import PlainSerializer
+from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 from cluster.replicas import Group, Replica, ReplicaState
 
-Plan = Mapping[Group, int]
+
+class GroupJson(TypedDict):
+    accelerator: str
+    user_rows: int
+    replicas: int
+
+
+def groups_json(plan: Mapping[Group, int]) -> list[GroupJson]:
+    return [
+        {"accelerator": g.accelerator, "user_rows": g.user_rows, "replicas": count}
+        for g, count in plan.items()
+    ]
+
+
+Plan = Annotated[Mapping[Group, int], PlainSerializer(groups_json)]
 """The number of replicas of each group. A group that is not in the plan gets none if another group
 of its server is; otherwise it does not change."""
 
