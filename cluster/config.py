@@ -20,8 +20,8 @@ from cluster.system import SystemDocument, read_system
 from common.addresses import BaseUrl, HostName
 from common.faults import capped, shown
 from common.files import read_bounded
-from common.key_files import Keys, KeysFaulty, float_of, parse_keys
 from common.paths import UserPath
+from common.plain_yaml import Keys, KeysFaulty, float_of, parse_keys
 
 MAX_FILE_BYTES = 2**20
 MAX_KEYS = 2**18  # keys and values in the file

@@ -1,4 +1,4 @@
-"""Reads the plain part of YAML, for untrusted files.
+"""Reads the plain part of YAML, for untrusted files, also into pydantic models. Any thread.
 
 It accepts lists, mappings with unique keys, strings, numbers, true, false and null. It refuses
 features that can explode or surprise: aliases, tags, merged keys, several documents, deep nesting.
@@ -6,10 +6,15 @@ features that can explode or surprise: aliases, tags, merged keys, several docum
 """
 
 import json
+import math
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from common.faults import capped, fault_of
 
 MAX_DEPTH = 8
 MAX_NODES = 20_000  # keys and values; each takes about 60 microseconds
@@ -113,3 +118,58 @@ class _Loader(yaml.SafeLoader):
         if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_TEXT:
             return f"a text of {len(event.value)} characters; give at most {MAX_TEXT}"
         return None
+
+
+class Keys(BaseModel):
+    """Base class of every mapping in a file. Immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+
+KeysT = TypeVar("KeysT", bound=Keys)
+
+
+class KeysFaulty(Exception):
+    """The file is wrong. `faults` has all faults, up to a bound."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = capped(faults)
+
+
+def parse_keys(
+    content: bytes,
+    model: type[KeysT],
+    further: Callable[[dict[str, Any]], list[str]] = lambda _: [],
+    max_nodes: int = MAX_NODES,
+    context: object = None,
+) -> KeysT:
+    """Returns the keys of a file with this content. `further` returns other faults; `context` is
+    for validators. Raises KeysFaulty."""
+    try:
+        raw, faults = read_yaml(content.decode(), max_nodes)
+    except UnicodeDecodeError as error:
+        raise KeysFaulty(
+            [f"The file is not UTF-8 at byte {error.start}; save it as UTF-8."]
+        ) from None
+    except UnusableYaml as error:
+        raise KeysFaulty([f"The file cannot be read as YAML: {error}."]) from None
+    try:
+        found = model.model_validate(raw, context=context)
+    except ValidationError as error:
+        faults += [fault_of(each, model, "the file") for each in error.errors()]
+    if isinstance(raw, dict):
+        faults += further(raw)
+    if faults:
+        raise KeysFaulty(faults)
+    return found
+
+
+def float_of(value: object) -> object:
+    """Returns integers as floats; infinity beyond the largest, so that every bound refuses it."""
+    if type(value) is not int:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

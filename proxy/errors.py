@@ -27,6 +27,8 @@ class ProxyError(WireError):
     ) -> tuple[Headers, bytes]:
         """Returns the header fields and the body, in the format of the target's API."""
         headers = [("X-Request-Id", request_id), *more]
+        if self.retry_after_s is not None:
+            headers.append(("Retry-After", f"{self.retry_after_s}"))
         shown: Error | MessagesError = self.body()
         if is_of_messages(target.partition("?")[0]):
             shown = messages_error(self.status, str(self), request_id)
@@ -180,10 +182,6 @@ class _ComeAgain(_Reasoned):
 
     status = 503
     retry_after_s = 1
-
-    def __init__(self, reason: str = "") -> None:
-        super().__init__(reason)
-        self.headers = [("Retry-After", f"{self.retry_after_s}")]
 
 
 class UpstreamNotReady(_ComeAgain):

@@ -9,7 +9,14 @@ from typing import Annotated
 from pydantic import PlainSerializer
 
 from cluster.config import ClusterConfig
-from cluster.controller.demand import Demand, OfferedLoad, PastLoad
+from cluster.controller.demand import (
+    Demand,
+    OfferedLoad,
+    PastLoad,
+    ServerTraffic,
+    traffic_of,
+    with_door,
+)
 from cluster.controller.forecasts import (
     ARRIVALS,
     Forecast,
@@ -18,7 +25,6 @@ from cluster.controller.forecasts import (
     JudgedForecasts,
     Score,
 )
-from cluster.controller.loads import ServerTraffic, traffic_of, with_door
 from cluster.controller.needs import ReplicaNeeds
 from cluster.controller.optimizer import OptimizerClient, OptimizerReply
 from cluster.controller.pages import Reader, Readings

@@ -9,8 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cluster.controller.demand import OfferedLoad
-from cluster.controller.loads import ServerTraffic, Traffic
+from cluster.controller.demand import OfferedLoad, ServerTraffic, Traffic
 from cluster.controller.optimizer import FactorsReply, OptimizerClient, TuneReply
 from cluster.errors import OptimizerUnusable
 from cluster.replicas import Group

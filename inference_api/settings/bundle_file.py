@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from common.faults import shown
-from common.key_files import Keys, KeysFaulty, float_of, parse_keys
+from common.plain_yaml import Keys, KeysFaulty, float_of, parse_keys
 from inference_api.errors import StartupError
 from inference_api.settings.model import MIN_CONTEXT_TOKENS, Speculation, readable
 from inference_api.settings.sizes import Size

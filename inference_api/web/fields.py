@@ -30,7 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from common.faults import fault_of, whole_number
-from common.key_files import float_of
+from common.plain_yaml import float_of
 from inference_api.errors import InvalidRequest
 from inference_api.settings.model import Speculation
 from inference_api.web.json_object import parse_object, shortened

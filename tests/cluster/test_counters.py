@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from cluster.config import MetricField
-from cluster.controller.demand import Demand, OfferedLoad, PastLoad
-from cluster.controller.loads import ServerTraffic, Traffic, between, traffic_of, with_door
+from cluster.controller.demand import (
+    Demand,
+    OfferedLoad,
+    PastLoad,
+    ServerTraffic,
+    Traffic,
+    between,
+    traffic_of,
+    with_door,
+)
 from cluster.engines import ENGINES, Counters, parse_counters
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, ReplicaState

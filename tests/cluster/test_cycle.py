@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.controller.cycle import ControllerParts, Cycle, Planner
-from cluster.controller.loads import ServerTraffic, Traffic
+from cluster.controller.demand import ServerTraffic, Traffic
 from cluster.controller.loop import Rollout
 from cluster.controller.optimizer import OptimizerClient
 from cluster.controller.sleep import StartForecast

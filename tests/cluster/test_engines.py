@@ -18,7 +18,7 @@ from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.config import read_config
 from cluster.controller.cycle import ControllerParts, Planner
-from cluster.controller.loads import between
+from cluster.controller.demand import between
 from cluster.controller.optimizer import OptimizerClient
 from cluster.controller.pages import PageReader
 from cluster.engines import ENGINES, FIELDS, Counters, Engine

@@ -16,7 +16,7 @@ from benchmarking.rows.model_configs import Cells
 from benchmarking.settings import Settings as BenchmarkSettings
 from cluster.config import ClusterConfig
 from common.faults import _FORMATS, message_of, setting_faults
-from common.key_files import Keys
+from common.plain_yaml import Keys
 from inference_api.settings import Settings
 from inference_api.web.fields import Body
 from optimizer.inferno_json import Body as OptimizerBody

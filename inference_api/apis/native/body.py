@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails
 
-from common.key_files import float_of
+from common.plain_yaml import float_of
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams, SamplingParams
 from inference_api.web.entries import FILLED, MAX_STOP_CHARS, StopString
