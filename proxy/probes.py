@@ -26,9 +26,8 @@ Answer = tuple[int, str, bytes]  # status, content type, body
 
 
 def health(is_alive: bool) -> Answer:
-    if is_alive:
-        return 200, "text/plain; charset=utf-8", b"OK"
-    return 500, "text/plain; charset=utf-8", b"a part of the proxy has died"
+    status, body = (200, b"OK") if is_alive else (500, b"a part of the proxy has died")
+    return status, "text/plain; charset=utf-8", body
 
 
 def readiness(why_not: str | None) -> Answer:

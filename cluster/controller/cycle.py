@@ -25,10 +25,15 @@ from cluster.controller.forecasts import (
     JudgedForecasts,
     Score,
 )
-from cluster.controller.needs import ReplicaNeeds
 from cluster.controller.optimizer import OptimizerClient, OptimizerReply
 from cluster.controller.pages import Reader, Readings
-from cluster.controller.question import Standing, groups_of, latency_question, question
+from cluster.controller.question import (
+    ReplicaNeeds,
+    Standing,
+    groups_of,
+    latency_question,
+    question,
+)
 from cluster.controller.rollout import Plan, running
 from cluster.controller.sleep import Sleep, StartForecast
 from cluster.controller.speeds import LEAST_ENDED, Learned, Speeds

@@ -1,16 +1,18 @@
-"""Builds the optimizer's question from a cluster's state, and reads its answer. Pure: any thread.
+"""Builds the optimizer's question from a cluster's state, and reads its answer.
 
 A held server is in the question unchanged, on its accelerator with exactly its replicas, so that no
 other server gets its cards. The rows of a process are fixed when it starts, so a running server is
 planned with its present rows.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from cluster.controller.demand import OfferedLoad
-from cluster.controller.optimizer import AllocationReply
+from cluster.controller.optimizer import AllocationReply, OptimizerReply
 from cluster.controller.rollout import Plan
+from cluster.controller.sleep import StartForecast
 from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
 
@@ -156,3 +158,37 @@ def _renamed_perf(standing: Standing, server: str, model: str, own_name: str) ->
                 copy |= {"maxBatchSize": rows[accelerator], "atTokens": out_tokens}
             found.append(copy)
     return found
+
+
+class ReplicaNeeds:
+    """Remembers when the optimizer last wanted as many replicas of a server as there are.
+    Controller thread only; the rest of this module is pure.
+
+    Near a bound of the levels, plans waver from one cycle to the next. To start a replica again
+    takes longer than to keep it for the time of a start.
+    """
+
+    def __init__(self) -> None:
+        self._needed_s: dict[str, float] = {}
+
+    def lost_early(
+        self,
+        answer: OptimizerReply,
+        standing: Standing,
+        asleep: Collection[str],
+        starts: Mapping[str, StartForecast],
+        at_s: float,
+    ) -> set[str]:
+        """Returns the servers that would lose replicas that were needed less than the time of a
+        start ago. Leaves out servers that sleep, and those that the question let lose none, because
+        the answer does not say what these need."""
+        early = set()
+        for name, allocation in answer.allocations.items():
+            if name in standing.held or name in standing.unsure or name in asleep:
+                continue
+            start_s = starts.get(name, StartForecast()).longest_s or 0.0
+            if sum(groups_of(name, allocation).values()) >= standing.num_replicas(name):
+                self._needed_s[name] = at_s
+            elif at_s - self._needed_s.get(name, -math.inf) < start_s:
+                early.add(name)
+        return early

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from common.connections.chunks import END_OF_CHUNKS, chunk
 from proxy.audit import AuditRecord
+from proxy.clients.answer_scan import EventEnd
 from proxy.clients.client import ClientConnection
-from proxy.clients.event_reader import EventEnd
 from proxy.clients.usage import UsageMeter
 
 # Most bytes of an unfinished event that are held back. An event of usage is far shorter.

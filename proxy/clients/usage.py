@@ -8,9 +8,8 @@ bytes of the request, those of the answer from the bytes of its text.
 import re
 from typing import NamedTuple
 
-from proxy.clients.event_reader import EventEnd, EventReader
+from proxy.clients.answer_scan import EventEnd, EventReader, JsonScan, Tally, parse_whole
 from proxy.clients.inflater import ENCODINGS, Inflater
-from proxy.clients.json_scan import JsonScan, Tally, parse_whole
 
 # Headers that a meter needs. The last is Hearth's own: the number of the prompt's tokens.
 METERED_HEADERS = ("content-type", "content-encoding", "x-prompt-tokens")

@@ -75,10 +75,9 @@ async def health_of(upstream: Upstream) -> tuple[UpstreamHealth, UpstreamRows | 
 
 async def _ask(upstream: Upstream, path: str) -> tuple[int, bytes]:
     """Returns status and body. Opens a connection, because accepting one is part of health."""
-    spec = upstream.spec
     connection = await upstream.pool.connect()
     try:
-        lines = [f"GET {spec.base_path}{path} HTTP/1.1", f"Host: {spec.netloc}"]
+        lines = [f"GET {upstream.base_path}{path} HTTP/1.1", f"Host: {upstream.host}"]
         if upstream.key is not None:
             lines.append(": ".join(upstream.key))
         request = "\r\n".join([*lines, "Connection: close", "\r\n"])

@@ -4,7 +4,6 @@ proxy serves; and the file of API keys for upstreams of other providers."""
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -34,14 +33,6 @@ class UpstreamSpec:
     rows: Annotated[int, Field(ge=1, le=MAX_ROWS, strict=True)] | None = None
     server: str = ""
     cents_per_hour: Annotated[float, Field(ge=0, le=1e9)] | None = None
-
-    @property
-    def netloc(self) -> str:
-        return urlsplit(self.url).netloc.rpartition("@")[2]
-
-    @property
-    def base_path(self) -> str:
-        return urlsplit(self.url).path.rstrip("/")
 
 
 Specs = tuple[UpstreamSpec, ...]

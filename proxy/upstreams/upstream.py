@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from urllib.parse import urlsplit
 
 from proxy.upstreams.connections import ConnectionPool
 from proxy.upstreams.specs import UpstreamKeys, UpstreamSpec
@@ -60,7 +61,8 @@ class Upstream:
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.host, self.base_path = self.spec.netloc, self.spec.base_path
+        parts = urlsplit(self.spec.url)
+        self.host, self.base_path = parts.netloc.rpartition("@")[2], parts.path.rstrip("/")
         self.name = self.host + self.base_path
         self.rows = self.rows_by_list
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cluster.actuators import kubernetes_calls
+from cluster.actuators import deployments
 from cluster.actuators.deployments import MAX_TRIES, Deployments
 from cluster.actuators.workloads import DEFAULT_ROWS, Pod
 from cluster.errors import ActuatorUnusable, ConfigFaulty
@@ -369,7 +369,7 @@ def test_a_stale_version_is_refused_by_the_server_itself(
     cluster.api.fail(404, path="horizontalpodautoscalers")  # read between list and patch
     (deployment,) = actuator._calls.deployments()
     cluster.api.patch("deployments", "chat-h100", {"spec": {"replicas": 5}}, is_scale=True)
-    with pytest.raises(kubernetes_calls.CallRefused) as caught:
+    with pytest.raises(deployments.CallRefused) as caught:
         actuator._calls.patch_scale(deployment, 9)
     assert caught.value.status == 409
 
@@ -418,7 +418,7 @@ FAULTS = [
 def test_an_api_server_that_does_not_list_is_unusable(
     cluster: Workloads, actuator: Deployments, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes_calls, "TIMEOUT_S", (5.0, 0.3))
+    monkeypatch.setattr(deployments, "TIMEOUT_S", (5.0, 0.3))
     for ask in (actuator.replicas, lambda: actuator.start(CHAT, 9), lambda: actuator.stop(CHAT, 0)):
         cluster.api.fail(answer)
         with pytest.raises(ActuatorUnusable):
@@ -431,7 +431,7 @@ def test_an_api_server_that_does_not_list_is_unusable(
 def test_an_api_server_that_does_not_scale_is_unusable(
     cluster: Workloads, actuator: Deployments, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes_calls, "TIMEOUT_S", (5.0, 0.3))
+    monkeypatch.setattr(deployments, "TIMEOUT_S", (5.0, 0.3))
     cluster.api.fail(answer, method="PATCH")
     with pytest.raises(ActuatorUnusable):
         actuator.start(CHAT, 9)
@@ -478,7 +478,7 @@ def test_a_pod_has_its_own_account(
     monkeypatch.setattr(f"{loader}SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.1.2.3")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    configuration = kubernetes_calls._configuration()
+    configuration = deployments._configuration()
     assert configuration.host == "https://10.1.2.3:443"
     assert configuration.api_key["BearerToken"] == "bearer secret"
 

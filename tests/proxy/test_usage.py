@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.clients.json_scan import MAX_USAGE_BYTES
+from proxy.clients.answer_scan import MAX_USAGE_BYTES
 from proxy.clients.usage import Usage, UsageMeter
 from tests.proxy.answers import (
     DONE,
