@@ -179,7 +179,6 @@ def api() -> Iterator[KubernetesApi]:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_slices, "MIN_TURN_S", 0.05)
     monkeypatch.setattr(endpoint_slices, "MAX_PAUSE_S", 0.2)
-    monkeypatch.setattr(endpoint_slices, "LIST_BOUNDS", replace(LIST_BOUNDS, read_s=0.5))
 
 
 class Followed:
@@ -267,8 +266,12 @@ def test_a_watch_that_fails_is_followed_by_a_list(
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("answer", [refuse(500), refuse(403), half, garbage, reset, hang])
 def test_a_list_that_fails_leaves_the_last_one(
-    api: KubernetesApi, answer: Answer, caplog: pytest.LogCaptureFixture
+    api: KubernetesApi,
+    answer: Answer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(endpoint_slices, "LIST_BOUNDS", replace(LIST_BOUNDS, read_s=0.5))
     api.put("endpointslices", slice_of(endpoint("10.0.0.1")))
     with closing(Followed(api.url)) as followed:
         followed.until(ONE)
