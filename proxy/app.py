@@ -119,9 +119,8 @@ class ProxyApp:
 
     def refuse(self, error: ProxyError, *, is_recorded: bool = True) -> bytes:
         """Returns the answer to bytes that are no valid request."""
-        record = AuditRecord(new_request_id(), "-", "-")
-        record.status, record.reason = error.status, error.reason[:256]
-        record.outcome = Outcome.REFUSED
+        record = AuditRecord(new_request_id(), "-", "-", status=error.status)
+        record.outcome, record.reason = Outcome.REFUSED, error.reason[:256]
         if is_recorded:
             self._audit.write(record)
         return error.last_answer(record.request_id)

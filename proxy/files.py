@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from common.faults import fault_of
 from common.files import read_bounded
@@ -20,6 +20,12 @@ Stamp = tuple[int, int, int]
 MAX_NODES = 2**18  # keys and values of a file: some 20,000 teams
 MAX_BYTES = 2**26
 read_yaml = partial(plain_value, max_nodes=MAX_NODES)
+
+
+class Entry(BaseModel):
+    """Base class of mappings in a file. Immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class WatchedFile(Generic[T]):

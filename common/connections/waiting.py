@@ -101,8 +101,5 @@ class WaitingConnections(WaitingLine[PolledConnection]):
         requests = self.by_wait[Wait.REQUEST]
         return max(requests, key=lambda each: each.num_held_bytes, default=None)
 
-    def late(self, now_s: float) -> list[PolledConnection]:
-        return [each for each in self.all() if each.deadline_s <= now_s]
-
     def all(self) -> list[PolledConnection]:
         return [each for wait in Wait for each in self.by_wait[wait]]

@@ -146,8 +146,9 @@ class PollingWorker(ThreadWorker):
             # Otherwise no connection would be accepted until a client closes one.
             self._make_room(besides=self._waiting.newest())
         if now_s >= self._swept_at_s + SWEEP_S:
-            for conn in self._waiting.late(now_s):
-                self._time_out(conn)
+            for conn in self._waiting.all():
+                if conn.deadline_s <= now_s:
+                    self._time_out(conn)
             if self._num_let_go:
                 logger.warning("closed %d connections to make room for others", self._num_let_go)
             self._swept_at_s, self._num_let_go = now_s, 0

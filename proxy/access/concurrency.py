@@ -6,7 +6,7 @@ are renewed while the proxy runs, so those of a dead one expire.
 
 import threading
 from collections import Counter
-from typing import Any, Protocol
+from typing import Any
 
 LEASE_MS = 60_000
 
@@ -28,15 +28,6 @@ redis.call('PEXPIRE', KEYS[1], 2 * tonumber(ARGV[1]))
 """
 
 
-class Places(Protocol):
-    """Counts running requests by team. Any thread."""
-
-    def enter(self, team_id: str, place_id: str, max_places: int) -> int | None:
-        """Takes a place. Returns None, or if none is left, the number of places taken."""
-
-    def leave(self, team_id: str, place_id: str) -> None: ...
-
-
 class LocalPlaces:
     """Counts in this process. Any thread."""
 
@@ -45,6 +36,7 @@ class LocalPlaces:
         self._running: Counter[str] = Counter()
 
     def enter(self, team_id: str, place_id: str, max_places: int) -> int | None:
+        """Takes a place. Returns None, or if none is left, the number of places taken."""
         with self._lock:
             running = self._running[team_id]
             if running >= max_places:
@@ -71,6 +63,7 @@ class SharedPlaces:
         self._leases: set[tuple[str, str]] = set()
 
     def enter(self, team_id: str, place_id: str, max_places: int) -> int | None:
+        """As `LocalPlaces.enter`."""
         answer = self._enter(keys=[_key(team_id)], args=[place_id, max_places, LEASE_MS])
         if answer >= 0:
             return int(answer)
@@ -90,6 +83,9 @@ class SharedPlaces:
         for team_id in {team_id for team_id, _ in leases}:
             place_ids = [place_id for owner, place_id in leases if owner == team_id]
             self._renew(keys=[_key(team_id)], args=[LEASE_MS, *place_ids])
+
+
+Places = LocalPlaces | SharedPlaces
 
 
 def _key(team_id: str) -> str:

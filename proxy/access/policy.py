@@ -13,10 +13,10 @@ A team's entry overrides the defaults key by key. `null` means no limit.
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from proxy.access.roles import Role
-from proxy.files import read_yaml, validated
+from proxy.files import Entry, read_yaml, validated
 
 Limit = Annotated[int, Field(ge=1, le=10**15)] | None
 DayCost = Annotated[float, Field(gt=0, le=10**9)] | None
@@ -25,10 +25,8 @@ NANOS = 10**9  # costs are counted in whole billionths of the currency
 ANY_MODEL = "*"
 
 
-class TeamPolicy(BaseModel):
+class TeamPolicy(Entry):
     """A team's rights. None means unlimited, any model, or the role that its tokens claim."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     requests_per_minute: Limit = None
     tokens_per_minute: Limit = None
@@ -48,10 +46,8 @@ class TeamPolicy(BaseModel):
         return claimed if self.role is None else Role.named(self.role)
 
 
-class TokenPrice(BaseModel):
-    """The prices of a model's tokens. Immutable."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class TokenPrice(Entry):
+    """The prices of a model's tokens."""
 
     prompt_per_million: PerMillion
     completion_per_million: PerMillion
@@ -64,15 +60,13 @@ class TokenPrice(BaseModel):
         return round(per_million * NANOS / 10**6)
 
 
-class Policy(BaseModel):
-    """The whole file. Immutable."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Policy(Entry):
+    """The whole file."""
 
     defaults: TeamPolicy = TeamPolicy()
-    teams: dict[str, TeamPolicy] = {}
+    teams: dict[str, TeamPolicy] = Field(default_factory=dict)
     currency: Annotated[str, Field(pattern="^[A-Z]{3}$")] = "USD"
-    prices: dict[str, TokenPrice] = {}
+    prices: dict[str, TokenPrice] = Field(default_factory=dict)
 
     def for_team(self, team_id: str) -> TeamPolicy:
         return self.teams.get(team_id, self.defaults)

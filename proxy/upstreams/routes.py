@@ -15,27 +15,25 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from proxy.files import read_yaml, validated
+from proxy.files import Entry, read_yaml, validated
 
 
-class RouteBackend(BaseModel):
+class RouteBackend(Entry):
     """A server of a route. The lowest `priority` is asked first; `weight` is a share within it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     server: Annotated[str, Field(min_length=1, max_length=128)]
     weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     priority: Annotated[int, Field(ge=0, le=9)] = 0
 
 
-class Routes(BaseModel):
+class Routes(Entry):
     """The whole file. A model without a route may go to any server that has it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    routes: dict[str, Annotated[tuple[RouteBackend, ...], Field(min_length=1, max_length=64)]] = {}
+    routes: dict[str, Annotated[tuple[RouteBackend, ...], Field(min_length=1, max_length=64)]] = (
+        Field(default_factory=dict)
+    )
 
     @model_validator(mode="after")
     def _check_once(self) -> "Routes":
