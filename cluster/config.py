@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from cluster.engines import ENGINES, NEEDED, PLACES, Engine, MetricNames
 from cluster.errors import ConfigFaulty
@@ -170,7 +170,7 @@ class ClusterConfig(Keys):
 
     system: FilePath
     optimizer: Url
-    servers: dict[Name, ServerKeys] = Field(max_length=MAX_SERVERS)
+    servers: dict[Name, ServerKeys] = Field(min_length=1, max_length=MAX_SERVERS)
     accelerators: dict[Name, AcceleratorKeys] = Field(max_length=200)
     listen: Address = "127.0.0.1:3300"
     allowed_hosts: list[HostName] = Field(default_factory=list, max_length=100)
@@ -185,13 +185,6 @@ class ClusterConfig(Keys):
     journal_bytes: int = Field(64 * 2**20, ge=2**16, le=2**40)
     tune: bool = True
     dry_run: bool = False
-
-    @field_validator("servers")
-    @classmethod
-    def _check_number(cls, servers: dict[str, ServerKeys]) -> dict[str, ServerKeys]:
-        if not servers:
-            raise ValueError("has no entries; name the servers of the system")
-        return servers
 
     @property
     def host(self) -> str:

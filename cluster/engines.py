@@ -76,7 +76,6 @@ _LLAMA_SERVER = {  # counts no requests; prompt processing stands for time to fi
     "running": ("llamacpp:requests_processing",),
     "waiting": ("llamacpp:requests_deferred",),
 }
-FIELDS = tuple(_HEARTH)
 NEEDED = ("prompt_tokens", "completion_tokens", "running", "waiting")
 MAX_COUNT = 1e15
 GAUGES = ("running", "waiting")  # present from the start, unlike counters with labels

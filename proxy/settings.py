@@ -91,9 +91,7 @@ class Settings(EnvironmentSettings):
     policy_file: UserFile | None = None
     redis_url: Annotated[SecretStr, REDIS] | None = None
 
-    audit_file: Annotated[UserPath, AfterValidator(_writable)] | None = (
-        None  # None: standard output
-    )
+    audit_file: Annotated[UserPath, AfterValidator(_writable)] | None = None  # standard output
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
 

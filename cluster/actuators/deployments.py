@@ -242,7 +242,8 @@ class Deployments:
         )
 
     def _deployment(self, group: Group) -> Deployment:
-        found = [each for each in self._calls.deployments() if each.is_of(group)]
+        labelled = group.server, group.accelerator
+        found = [each for each in self._calls.deployments() if each.labelled == labelled]
         exact = [each for each in found if each.user_rows == group.user_rows]
         if len(exact) == 1 or len(found) == 1:
             return (exact or found)[0]

@@ -111,9 +111,6 @@ class Deployment(_Workload):
         "spec", "template", "spec", "containers"
     )
 
-    def is_of(self, group: Group) -> bool:
-        return self.labelled == (group.server, group.accelerator)
-
     @property
     def why_no_pods(self) -> str:
         """Returns why pods cannot be created, such as a quota; empty if they can."""

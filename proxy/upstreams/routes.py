@@ -28,12 +28,13 @@ class RouteBackend(Entry):
     priority: Annotated[int, Field(ge=0, le=9)] = 0
 
 
+Backends = Annotated[tuple[RouteBackend, ...], Field(min_length=1, max_length=64)]
+
+
 class Routes(Entry):
     """The whole file. A model without a route may go to any server that has it."""
 
-    routes: dict[str, Annotated[tuple[RouteBackend, ...], Field(min_length=1, max_length=64)]] = (
-        Field(default_factory=dict)
-    )
+    routes: dict[str, Backends] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_once(self) -> "Routes":

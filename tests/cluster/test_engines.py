@@ -21,7 +21,7 @@ from cluster.controller.cycle import ControllerParts, Planner
 from cluster.controller.demand import between
 from cluster.controller.optimizer import OptimizerClient
 from cluster.controller.pages import PageReader
-from cluster.engines import ENGINES, FIELDS, Counters, Engine
+from cluster.engines import ENGINES, HEARTH, Counters, Engine
 from cluster.replicas import Recipes
 from lab.kit.scripted_server import Script, scripted
 from lab.kit.servers import TIMEOUT_S, eventually
@@ -176,7 +176,7 @@ def bench(*arguments: str | Path, **variables: str) -> None:
 def test_the_table_of_metrics_is_that_of_the_code() -> None:
     page = (ROOT / "docs" / "cluster.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|(.*)\|$", page, re.MULTILINE)
-    assert len(rows) == len(FIELDS)
+    assert len(rows) == len(HEARTH.metrics)
     for column, name in enumerate(("vllm", "sglang", "llama-server"), start=1):
         written = {row[0]: tuple(re.findall("`(.+?)`", row[column])) for row in rows}
         assert {field: names for field, names in written.items() if names} == ENGINES[name].metrics

@@ -10,7 +10,6 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from cluster.actuators import workloads as actuated
-from cluster.replicas import Group
 from inference_api.settings import Settings as ApiSettings
 from lab.kit.servers import ROOT
 from optimizer.metrics import ReplicaGauges
@@ -270,7 +269,7 @@ def test_the_actuator_knows_the_deployments_for_groups(name: str) -> None:
     workload = every_workload()[name]
     deployment = actuated.Deployment.model_validate(workload.item)
     accelerator = {"chat-cpu-core": "cpu-core", "chat-h100": "H100"}[name]
-    assert deployment.is_of(Group("chat", accelerator, 32))
+    assert deployment.labelled == ("chat", accelerator)
     assert deployment.user_rows == 32
     assert deployment.port == workload.ports["http"]
 
