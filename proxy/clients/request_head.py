@@ -184,9 +184,10 @@ class RequestReader:
             is_http_1_0=version == "1.0",
             keeps_alive=self._parser.should_keep_alive() and version == "1.1",
         )
-        if head.is_chunked and head.is_http_1_0:
+        is_chunked = head.is_chunked
+        if is_chunked and head.is_http_1_0:
             raise BadRequest("HTTP/1.0 knows no Transfer-Encoding; send a Content-Length.")
-        if head.is_chunked and self._fields["transfer-encoding"].lower() != "chunked":
+        if is_chunked and self._fields["transfer-encoding"].lower() != "chunked":
             raise BadRequest("Only the Transfer-Encoding 'chunked' is known here.")
         if fault := host_fault(head.fields.get("host"), is_http_1_0=head.is_http_1_0):
             raise BadRequest(f"The request is refused: {fault}; send one.")
@@ -194,10 +195,9 @@ class RequestReader:
             _split_url(head)
         if "expect" in self._fields:
             _check_expectations(self._fields["expect"])
-        if head.is_chunked:
-            self._chunks = ChunkedBody(_check_trailer)
+        self._chunks = ChunkedBody(_check_trailer) if is_chunked else None
         self.num_missing_bytes = head.content_length or 0
-        has_body = head.is_chunked or self.num_missing_bytes
+        has_body = is_chunked or self.num_missing_bytes
         self.part = RequestPart.BODY if has_body else RequestPart.NONE
         self._on_head(head)
 
