@@ -14,6 +14,7 @@ from cluster.controller.demand import (
     OfferedLoad,
     PastLoad,
     ServerTraffic,
+    expected_load,
     traffic_of,
     with_door,
 )
@@ -133,7 +134,7 @@ class Planner:
         self._speeds = Speeds(parts.system, parts.optimizer)
         self._forecasts = Forecasts(past.judged)
         self._demands = {
-            name: Demand(_expected(parts.system.load(name)), scale_down_s, past.loads.get(name))
+            name: Demand(expected_load(parts.system, name), scale_down_s, past.loads.get(name))
             for name in parts.system.servers
         }
         self._before: Readings = {}
@@ -384,15 +385,6 @@ class Planner:
         return ServerCycle(
             current, load, planned=planned, has_changed=has_changed, is_short=is_short, unmet=unmet
         )
-
-
-def _expected(load: Json) -> OfferedLoad:
-    """Returns the load that the document expects, which is used until a load was measured."""
-    return OfferedLoad(
-        float(load.get("arrivalRate") or 0.0),
-        int(load.get("avgInTokens") or 0),
-        int(load.get("avgOutTokens") or 0),
-    )
 
 
 def _observed(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from cluster.controller.pages import Readings
 from cluster.engines import Counted, Counters
 from cluster.replicas import Group, Replica, ReplicaState
+from cluster.system import SystemDocument
 
 LEAST_READ = 0.5  # share of a server's replicas that must answer, to assume the same of the others
 CLEAR = 2.0  # a rise is clear above this many standard errors of the difference of two counts
@@ -177,6 +178,16 @@ class OfferedLoad:
             "avgInTokens": self.in_tokens,
             "avgOutTokens": self.out_tokens,
         }
+
+
+def expected_load(system: SystemDocument, server: str) -> OfferedLoad:
+    """Returns the load that the document expects, which is used until a load was measured."""
+    load = system.load(server)
+    return OfferedLoad(
+        float(load.get("arrivalRate") or 0.0),
+        int(load.get("avgInTokens") or 0),
+        int(load.get("avgOutTokens") or 0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
