@@ -149,9 +149,8 @@ def parse_keys(
     try:
         raw, faults = read_yaml(content.decode(), max_nodes)
     except UnicodeDecodeError as error:
-        raise KeysFaulty(
-            [f"The file is not UTF-8 at byte {error.start}; save it as UTF-8."]
-        ) from None
+        fault = f"The file is not UTF-8 at byte {error.start}; save it as UTF-8."
+        raise KeysFaulty([fault]) from None
     except UnusableYaml as error:
         raise KeysFaulty([f"The file cannot be read as YAML: {error}."]) from None
     try:

@@ -80,6 +80,5 @@ def validated(kind: type[T], document: object) -> T:
     try:
         return TypeAdapter(kind).validate_python(document)
     except ValidationError as error:
-        raise ValueError(
-            " ".join(fault_of(each, kind, "the file") for each in error.errors())
-        ) from error
+        faults = (fault_of(each, kind, "the file") for each in error.errors())
+        raise ValueError(" ".join(faults)) from error

@@ -58,7 +58,9 @@ class MetricsPort:
         host, first = settings.proxy_metrics_host, settings.proxy_metrics_port
         for port in range(first, first + settings.proxy_processes):
             try:
-                self._server = await loop.create_server(self._connection, host, port)
+                self._server = await loop.create_server(
+                    lambda: ClientConnection(self.crowd, self, settings), host, port
+                )
                 return
             except OSError as error:
                 failure = error
@@ -75,9 +77,6 @@ class MetricsPort:
 
     def refuse(self, error: ProxyError, *, is_recorded: bool = True) -> bytes:
         return error.last_answer(new_request_id())
-
-    def _connection(self) -> ClientConnection:
-        return ClientConnection(self.crowd, self, self._settings)
 
     async def _answer(self, exchange: Exchange) -> None:
         path = exchange.head.target.partition("?")[0]

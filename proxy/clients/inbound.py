@@ -75,10 +75,6 @@ class RequestBody:
         self._num_held_bytes = 0
         self._has_changed = asyncio.Event()
 
-    @property
-    def is_present(self) -> bool:
-        return self.length is not None or self.is_chunked
-
     def feed(self, piece: bytes) -> None:
         """Takes a piece from the connection, which stops reading while too many bytes are held."""
         self.num_read_bytes += len(piece)

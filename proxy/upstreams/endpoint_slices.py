@@ -113,10 +113,6 @@ class SliceEndpoint(BaseModel):
     )
     pod: str | None = Field(default=None, validation_alias=AliasPath("targetRef", "uid"))
 
-    @property
-    def takes_requests(self) -> bool:
-        return self.ready is not False and not self.terminating
-
 
 class SlicePort(BaseModel):
     name: str | None = None
@@ -261,7 +257,8 @@ def specs_of(slices: Iterable[EndpointSlice]) -> Specs:
         if port is None or each.address_type not in ("IPv4", "IPv6"):
             continue
         for endpoint in each.endpoints or ():
-            if endpoint.takes_requests and endpoint.addresses:
+            takes_requests = endpoint.ready is not False and not endpoint.terminating
+            if takes_requests and endpoint.addresses:
                 spec = _spec(endpoint.addresses[0], port, each.labels)
                 pod = endpoint.pod or spec.url
                 found[pod] = _joined(found[pod], spec) if pod in found else spec

@@ -348,7 +348,7 @@ def _request_bytes(
     lines += [f"{name}: {value}" for name, value in _fields_for(upstream, fields)]
     prefix = asking_usage(body.prefix) if asks_usage else body.prefix
     if body.is_complete:
-        if body.is_present:
+        if body.is_chunked or body.length is not None:
             lines.append(f"Content-Length: {len(prefix)}")
     elif body.length is None:
         lines.append("Transfer-Encoding: chunked")
