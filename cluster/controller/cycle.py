@@ -12,7 +12,7 @@ from cluster.config import ClusterConfig
 from cluster.controller.demand import (
     Demand,
     OfferedLoad,
-    PastLoad,
+    Past,
     ServerTraffic,
     expected_load,
     traffic_of,
@@ -110,16 +110,6 @@ class ControllerParts:
     system: SystemDocument
     optimizer: OptimizerClient
     reader: Reader
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What an earlier controller knew: its judged forecasts, oldest first, and by server the load
-    that it measured last and the durations of the last starts."""
-
-    judged: Sequence[JudgedForecasts] = ()
-    loads: Mapping[str, PastLoad] = field(default_factory=dict)
-    starts_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 class Planner:

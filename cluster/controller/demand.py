@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from cluster.controller.forecasts import JudgedForecasts
 from cluster.controller.pages import Readings
 from cluster.engines import Counted, Counters
 from cluster.replicas import Group, Replica, ReplicaState
@@ -196,6 +197,16 @@ class PastLoad:
 
     at_s: float
     load: OfferedLoad
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What an earlier controller knew: its judged forecasts, oldest first, and by server the load
+    that it measured last and the durations of the last starts."""
+
+    judged: Sequence[JudgedForecasts] = ()
+    loads: Mapping[str, PastLoad] = field(default_factory=dict)
+    starts_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from pydantic import AwareDatetime, Field, FiniteFloat, TypeAdapter, ValidationE
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 from cluster.clock import of_day_s
-from cluster.controller.cycle import Cycle, Past, ServerCycle
-from cluster.controller.demand import OfferedLoad, PastLoad
+from cluster.controller.cycle import Cycle, ServerCycle
+from cluster.controller.demand import OfferedLoad, Past, PastLoad
 from cluster.controller.forecasts import JudgedForecast, JudgedForecasts
 from cluster.controller.rollout import GroupJson
 from cluster.replicas import Group, Outcome
