@@ -2,8 +2,8 @@
 
 Each role includes the one before it. Every valid token has `team`, which may generate. `viewer` may
 also read state, metrics and other teams' ids, and ask questions that change nothing, whatever their
-method. `operator` may make changes: every route without a line is the operator's. So a new route is
-closed until a line opens it.
+method. `operator` may make changes. A route without a line is the operator's, so a new route is
+closed until a line opens it; a line of the operator's says that its method exists.
 
 Pure functions; any thread.
 """
@@ -106,6 +106,43 @@ LINES: Mapping[Role, str] = {
         GET /weights/sessions
         GET /weights/sessions/{session_id}
         POST /weights/sessions/{session_id}/partition
+    """,
+    Role.OPERATOR: """
+        POST /drain
+        POST /bundle/load/{name}
+        POST /bundle/unload/{name}
+        POST /bundle/validate
+        POST /pipeline/split
+        POST /pipeline/measure
+        PUT /state
+        POST /optimize
+        POST /optimizeOne
+        GET /applyAllocation
+        POST /setAccelerators
+        POST /addAccelerator
+        GET /removeAccelerator/{name}
+        POST /setCapacities
+        POST /setCapacity
+        GET /removeCapacity/{name}
+        POST /setModels
+        GET /addModel/{name}
+        GET /removeModel/{name}
+        POST /addModelAcceleratorPerf
+        GET /removeModelAcceleratorPerf/{names}
+        POST /setServiceClasses
+        GET /addServiceClass/{names}
+        GET /removeServiceClass/{name}
+        POST /addServiceClassModelTargets
+        GET /removeServiceClassModelTarget/{names}
+        POST /setServers
+        POST /addServer
+        GET /removeServer/{name}
+        POST /weights_update
+        POST /weights_gen
+        POST /weights_update_delete
+        POST /weights_log
+        DELETE /weights/sessions/{session_id}
+        POST /weights/sessions/{session_id}/observations
     """,
 }
 ROLE_BY_ROUTE: Mapping[str, Role] = {
