@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.files import read_bounded
 from inference_api.errors import StartupError
 from inference_api.loading.gguf import is_gguf, read_gguf
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
-from inference_api.loading.json_files import read_json
+from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.loading.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, tokenizer_json
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _templates(folder: Path, described: Json) -> tuple[dict[str, str], Path]:
 
 
 def _texts(files: Mapping[str, Path]) -> dict[str, str]:
-    return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    return {name: read_bounded(file, MAX_JSON_BYTES).decode() for name, file in files.items()}
 
 
 def _by_name(member: str | list[Json] | None) -> dict[str, str]:

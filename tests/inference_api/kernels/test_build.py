@@ -12,8 +12,8 @@ import pytest
 
 from inference_api.errors import StartupError
 from inference_api.kernels import build, library
-from inference_api.kernels.compilers import BuildFailed
-from lab.kit.servers import ROOT, TIMEOUT_S, environment
+from inference_api.kernels.compilers import BuildFailed, run_all
+from lab.kit.servers import ROOT, TIMEOUT_S, environment, eventually
 
 # A library that says it has two variants, or one.
 SAYS_HOW_MANY = """
@@ -127,6 +127,30 @@ def test_a_build_that_is_ended_prints_one_line_and_leaves_nothing(
     told = "The kernels were not built, because of Ctrl-C or SIGTERM.\n"
     assert (process.returncode, printed) == (1, told)
     assert not scratch.exists()
+
+
+SERVER_THAT_ENDS = """
+import sys
+from threading import Thread
+from inference_api.kernels.compilers import run_all
+command = ["sh", "-c", f"echo $$ > {sys.argv[1]}; sleep 600; true"]
+Thread(target=run_all, args=([command],), daemon=True).start()
+print(open(sys.argv[1]).readline())
+"""
+
+
+def test_a_server_that_ends_while_it_compiles_waits_for_no_compiler_and_leaves_none(
+    tmp_path: Path,
+) -> None:
+    os.mkfifo(begun := tmp_path / "begun")
+    command = [sys.executable, "-c", SERVER_THAT_ENDS, str(begun)]
+    pid = int(subprocess.check_output(command, cwd=ROOT, timeout=TIMEOUT_S, env=environment()))
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), what="the compiler has ended")
+
+
+def test_a_compiler_that_cannot_be_started_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(BuildFailed, match="nowhere"):
+        run_all([[str(tmp_path / "nowhere")], ["true"]])
 
 
 @pytest.mark.parametrize(

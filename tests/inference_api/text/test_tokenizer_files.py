@@ -1,6 +1,7 @@
 """Tokenizers of model folders, against transformers' own of the same files."""
 
 import json
+import os
 import shutil
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer, TokenizersBackend
 
 from inference_api.errors import StartupError
 from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_json
+from inference_api.loading.tokenizer_files import MAX_TEMPLATE_BYTES
 from inference_api.settings.model import EMBEDDED_MODEL
 from inference_api.text.tokenizer_config import read_tokenizer
 from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
@@ -206,3 +208,20 @@ def test_tokenizers_that_make_many_tokens_of_a_letter_are_refused(
 def test_tokenizers_that_add_a_few_tokens_are_not(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(processed([BEGIN, TEXT, BEGIN], [0])))
     assert load_tokenizer(tmp_path, frozenset()).encode("") == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_templates/tool_use.jinja"])
+@pytest.mark.parametrize("kind", ["large", "endless", "silent"])
+def test_templates_are_read_up_to_their_bound(tmp_path: Path, name: str, kind: str) -> None:
+    shutil.copy(EMBEDDED_MODEL / "tokenizer.json", tmp_path)
+    (file := tmp_path / name).parent.mkdir(exist_ok=True)
+    (file.with_name("default.jinja")).write_text("{{ messages }}")
+    if kind == "large":
+        file.write_text("{#" + "x" * MAX_TEMPLATE_BYTES + "#}")
+    elif kind == "endless":
+        file.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(file)
+    if file.is_file() or file.parent != tmp_path:  # what is no file is no template of the folder
+        with pytest.raises(StartupError, match=r"more than|nobody writes to it"):
+            load_tokenizer(tmp_path, frozenset())
