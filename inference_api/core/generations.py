@@ -160,7 +160,7 @@ class TextGeneration:
         self._scored += map(ScoredToken, event.token_ids[:num_tokens], event.logprobs)
         if event.finish_reason is not None:
             piece += self._stop.push(self._text.finish()) + self._stop.finish()
-        if self._stop.has_matched:
+        if self._stop.matched is not None:
             self.finish_reason = FinishReason.STOP
         return piece
 
@@ -170,7 +170,7 @@ class TextGeneration:
         piece = ""
         for num_tokens, token_id in enumerate(token_ids, 1):
             piece += self._stop.push(self._text.push((token_id,)), num_tokens=1)
-            if self._stop.has_matched:
+            if self._stop.matched is not None:
                 return piece, num_tokens
         return piece, len(token_ids)
 

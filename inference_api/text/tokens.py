@@ -225,17 +225,15 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
-    @property
-    def has_matched(self) -> bool:
-        return self.matched is not None
-
     def push(self, piece: str, num_tokens: int = 0) -> str:
         """Returns the text that is safe to send, after `num_tokens` more tokens. On a match this is
         the text up to it; later, nothing."""
         self._tokens_left -= num_tokens
         is_too_early = num_tokens > 0 and self._tokens_left >= 0
-        if self.has_matched or not self._stop_strings or is_too_early:
-            return "" if self.has_matched else piece
+        if self.matched is not None:
+            return ""
+        if not self._stop_strings or is_too_early:
+            return piece
         text = self._held + piece
         found = [(at, stop) for stop in self._stop_strings if (at := text.find(stop)) >= 0]
         if found:

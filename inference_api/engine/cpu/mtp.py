@@ -78,7 +78,7 @@ class MtpLayer:
 
     def follow(self, steps: Sequence[RowStep], hidden: Sequence[Hidden | None]) -> None:
         """Take the hidden states of a model's step. A row's states are processed once there are
-        more than MOST_UNREAD, so the states of a prompt are processed together."""
+        more than MAX_UNREAD, so the states of a prompt are processed together."""
         reads: list[RowStep] = []
         read_states: list[Floats] = []
         for step, states in zip(steps, hidden, strict=True):

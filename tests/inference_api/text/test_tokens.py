@@ -43,7 +43,7 @@ def test_text_is_cut_before_the_first_stop_string(text: str, stops: list[str], s
     sent += matcher.finish()
     # The cut is where a stop string first becomes complete, at its earliest beginning.
     ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
-    assert matcher.has_matched is bool(ends)
+    assert (matcher.matched is not None) is bool(ends)
     if not ends:
         assert sent == text
     else:
@@ -58,14 +58,14 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     assert matcher.push("N") == ""
     assert matcher.push("X") == "ENX"
     assert matcher.push("END") == ""
-    assert matcher.has_matched
+    assert matcher.matched is not None
     assert matcher.push("more") == ""
 
 
 def test_stop_string_is_shown_where_that_is_asked_for() -> None:
     matcher = StopMatcher(["END", "."], includes_stop=True)
     assert [matcher.push(piece) for piece in ("a E", "ND b.", "c")] == ["a ", "END", ""]
-    assert matcher.has_matched
+    assert matcher.matched is not None
 
 
 def test_first_tokens_are_never_cut() -> None:
