@@ -98,10 +98,11 @@ def calls_constraint(
     tools = use.callable_tools.values()
     if not tools:
         return None
-    is_required = use.mode == "required"
+    is_required = use.choice.mode == "required"
+    is_one = use.choice.is_named or dialect.one_call_per_turn
     calls = {
         "is_required": is_required,
-        "allows_several": use.allows_several and not (use.is_named or dialect.one_call_per_turn),
+        "allows_several": use.choice.allows_several and not is_one,
         "tools": {
             tool.name: with_closed_objects(tool.parameters)
             for tool in tools

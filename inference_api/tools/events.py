@@ -7,7 +7,7 @@ any thread.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Json = dict[str, Any]
 Mode = Literal["none", "auto", "required"]
@@ -32,26 +32,32 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """The tools of a request, and which of them the answer may or must call.
+class ChosenTools(NamedTuple):
+    """The meaning of a `tool_choice`: whether to call, and which tools; no names means any."""
 
-    `field` is the request's field that error messages name.
-    """
+    mode: Mode = "auto"
+    names: tuple[str, ...] = ()
+    is_named: bool = False  # the client chose a single function to call
+    allows_several: bool = True  # whether an answer may call more than once
+
+
+class ToolUse(NamedTuple):
+    """The tools of a request, and which of them the answer may or must call."""
 
     tools: tuple[Tool, ...] = ()
-    mode: Mode = "none"
-    callable_names: frozenset[str] = frozenset()
-    is_named: bool = False  # the client chose a single function to call
-    allows_several: bool = True
-    field: str = "tools"
+    choice: ChosenTools = ChosenTools("none")
 
     @property
     def callable_tools(self) -> Mapping[str, Tool]:
         """The tools that may be called, by name."""
-        if self.mode == "none":
-            return {}
-        return {tool.name: tool for tool in self.tools if tool.name in self.callable_names}
+        names = self.choice.names
+        tools = () if self.choice.mode == "none" else self.tools
+        return {tool.name: tool for tool in tools if not names or tool.name in names}
+
+    @property
+    def field(self) -> str:
+        """The request's field that error messages name."""
+        return "tool_choice" if self.choice.mode == "required" else "tools"
 
 
 NO_TOOLS = ToolUse()

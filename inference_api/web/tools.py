@@ -3,11 +3,11 @@
 import json
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from inference_api.tools.events import NO_TOOLS, Mode, Tool, ToolUse
+from inference_api.tools.events import NO_TOOLS, ChosenTools, Tool, ToolUse
 from inference_api.web.constraints import schema_fault
 from inference_api.web.fields import Body, fault
 from inference_api.web.json_object import shortened
@@ -21,15 +21,6 @@ FunctionName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,128}$")]  # Anthro
 Description = Annotated[str, Field(max_length=16_384)]
 CalledName = Annotated[str, Field(min_length=1, max_length=256)]  # another server may have called
 CallId = Annotated[str, Field(max_length=16_384)]  # gateways put signatures of thoughts there
-
-
-class ChosenTools(NamedTuple):
-    """The meaning of a `tool_choice`: whether to call, and which tools; no names means any."""
-
-    mode: Mode = "auto"
-    names: tuple[str, ...] = ()
-    is_named: bool = False  # the client chose a single function to call
-    allows_several: bool = True  # whether an answer may call more than once
 
 
 class ToolBody(Body):
@@ -52,16 +43,7 @@ class ToolBody(Body):
 
     def tool_use(self) -> ToolUse:
         tools, choice = tuple(self.offered), self.choice
-        if not tools or choice.mode == "none":
-            return NO_TOOLS
-        return ToolUse(
-            tools=tools,
-            mode=choice.mode,
-            callable_names=frozenset(choice.names or (tool.name for tool in tools)),
-            is_named=choice.is_named,
-            allows_several=choice.allows_several,
-            field="tool_choice" if choice.mode == "required" else "tools",
-        )
+        return ToolUse(tools, choice) if tools and choice.mode != "none" else NO_TOOLS
 
 
 def tool_of(

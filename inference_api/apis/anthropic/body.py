@@ -18,7 +18,7 @@ from inference_api.apis.chat import Chat
 from inference_api.errors import ThreadUnserved
 from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.text.chat_prompts import Ending
-from inference_api.tools.events import Tool
+from inference_api.tools.events import ChosenTools, Tool
 from inference_api.web.constraints import Schema, schema_constraint
 from inference_api.web.entries import FILLED, StopString, aside_of, of_list
 from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, Body, fault
@@ -26,7 +26,6 @@ from inference_api.web.sampling import SampledBody
 from inference_api.web.thinking import Effort, Thinking, effort_options
 from inference_api.web.tools import (
     MAX_TOOLS,
-    ChosenTools,
     Description,
     FunctionName,
     ToolBody,

@@ -296,7 +296,7 @@ class ChatBody(ConversationFields, GenerationBody):
         if self.continue_final_message:
             check_open(self.messages[-1])
         for field in ("ignore_eos", "min_tokens"):
-            if getattr(self, field) and self.tool_use().mode == "required":
+            if getattr(self, field) and self.tool_use().choice.mode == "required":
                 raise fault(field, "calls that are required have an end; leave it out")
         if self.top_logprobs and not self.logprobs:
             raise fault("top_logprobs", "needs logprobs: true; give both or neither")

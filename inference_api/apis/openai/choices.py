@@ -99,7 +99,7 @@ class Choice:
         self.index = index
         self.answer = answer
         self._echo = tokenizer.decode(prompt_tokens) if body.wants_echo else ""
-        self._is_named_call = isinstance(body, ChatBody) and body.tool_use().is_named
+        self._is_named_call = isinstance(body, ChatBody) and body.tool_use().choice.is_named
         self._logprobs: Logprobs | None = None
         self._ahead: list[ScoredToken] = []  # scored prompt tokens, which come before the answer's
         if body.num_logprobs is not None:

@@ -8,13 +8,12 @@ from pydantic import AfterValidator, Field
 
 from inference_api.apis.openai.messages import ChatMessage
 from inference_api.text.chat_prompts import Ending
-from inference_api.tools.events import Mode, Tool
+from inference_api.tools.events import ChosenTools, Mode, Tool
 from inference_api.web.entries import ByForm, only
 from inference_api.web.fields import Body, fault
 from inference_api.web.json_object import shortened
 from inference_api.web.tools import (
     MAX_TOOLS,
-    ChosenTools,
     Description,
     FunctionName,
     ToolBody,

@@ -14,12 +14,12 @@ from inference_api.apis.openai.tools import choice_of
 from inference_api.apis.responses.input import Input, tools_of, turns_of
 from inference_api.apis.responses.tools import CalledTool, ToolChoice, Tools, flattened
 from inference_api.request import ConstraintSpec, GenerationParams
-from inference_api.tools.events import Tool
+from inference_api.tools.events import ChosenTools, Tool
 from inference_api.web.constraints import Schema, schema_constraint
 from inference_api.web.fields import Body, MaxTokens, Unserved, fault
 from inference_api.web.sampling import SampledBody
 from inference_api.web.thinking import Effort, effort_options
-from inference_api.web.tools import ChosenTools, ToolBody
+from inference_api.web.tools import ToolBody
 
 MAX_METADATA = 16  # OpenAI's bounds
 MAX_METADATA_CHARS = 512

@@ -14,11 +14,11 @@ from inference_api.apis.openai.tools import BY_FORM_OF_CHOICE, Function
 from inference_api.request import ConstraintSpec
 from inference_api.text.call_grammars import text_rule
 from inference_api.text.client_grammars import CLIENT_GRAMMAR
-from inference_api.tools.events import Mode, Tool
+from inference_api.tools.events import ChosenTools, Mode, Tool
 from inference_api.web.constraints import ClientGrammar, Regex
 from inference_api.web.entries import by_type, only
 from inference_api.web.fields import Body, fault
-from inference_api.web.tools import MAX_TOOLS, ChosenTools, Description, FunctionName, tool_of
+from inference_api.web.tools import MAX_TOOLS, Description, FunctionName, tool_of
 
 SHELL = "local_shell"
 SEARCH = "tool_search"

@@ -25,7 +25,7 @@ from inference_api.text.tokens import HuggingFaceTokenizer, TextStream
 from inference_api.tools import dialects, formats
 from inference_api.tools.answers import Thought
 from inference_api.tools.dialects import Dialect
-from inference_api.tools.events import Mode, Tool, ToolUse
+from inference_api.tools.events import ChosenTools, Mode, Tool, ToolUse
 from inference_api.tools.parts import WholeAnswer, whole_answer
 
 SCHEMA: dict[str, Any] = {
@@ -40,14 +40,14 @@ SCHEMA: dict[str, Any] = {
     "$defs": {"where": {"enum": ["here", "there"]}},
 }
 TOOLS = (Tool("look", None, SCHEMA), Tool("now", "The time."))
-NAMES = frozenset({"look", "now"})
+REQUIRED = ChosenTools("required")
 ALL = [dialect for _, dialect in dialects._BY_TEXTS] + [dialects.GENERIC]
 THOUGHT = Thought("<think>", "</think>")
 each_dialect = pytest.mark.parametrize("dialect", ALL, ids=lambda dialect: str(dialect.name))
 
 
 def use(mode: Mode = "required", **fields: Any) -> ToolUse:
-    return replace(ToolUse(TOOLS, mode, NAMES), **fields)
+    return ToolUse(TOOLS, ChosenTools(mode, **fields))
 
 
 @cache
@@ -171,7 +171,7 @@ RICH: dict[str, Any] = {
 
 
 def test_gemma_is_held_to_what_is_nested() -> None:
-    asked = ToolUse((Tool("look", None, RICH),), "required", frozenset({"look"}))
+    asked = ToolUse((Tool("look", None, RICH),), REQUIRED)
     found: set[str] = set()
     for seed in range(12):
         for call in drawn(tokenizer_of(dialects.GEMMA), asked, seed).calls:
@@ -273,7 +273,7 @@ def test_a_schema_that_cannot_be_held_is_refused_only_where_it_has_to_be() -> No
         ("auto", False, False), ("auto", True, True),
         ("required", False, False), ("required", True, True),
     ):  # fmt: skip
-        asked = ToolUse((replace(odd, is_strict=strict),), mode, frozenset({"odd"}))  # type: ignore[arg-type]
+        asked = ToolUse((replace(odd, is_strict=strict),), ChosenTools(mode))  # type: ignore[arg-type]
         spec = chat_params(GenerationParams(), asked, tokenizer).constraint
         assert spec is not None
         if is_refused:
@@ -295,7 +295,7 @@ def test_no_schema_of_a_client_is_more_than_refused(name: str) -> None:
             argument = {"type": "string", keyword: odd}
             of_tool = {"type": "object", "properties": {"a": {}}, keyword: odd}
             for schema in ({"type": "object", "properties": {"a": argument}}, of_tool):
-                asked = ToolUse((Tool("odd", None, schema),), "required", frozenset({"odd"}))
+                asked = ToolUse((Tool("odd", None, schema),), REQUIRED)
                 spec = chat_params(GenerationParams(), asked, tokenizer).constraint
                 assert spec is not None
                 with suppress(InvalidRequest):
@@ -312,7 +312,7 @@ def test_without_the_extra_only_what_may_go_without_it_does(
     free = chat_params(GenerationParams(), use("auto"), tokenizer).constraint
     assert required is not None
     assert free is not None
-    with pytest.raises(InvalidRequest, match=r"tools needs llguidance.*extra 'constraints'"):
+    with pytest.raises(InvalidRequest, match=r"tool_choice needs llguidance.*extra 'constraints'"):
         compiler.compiled(required)
     assert compiler.compiled(free) is None
 
@@ -335,8 +335,8 @@ def test_an_input_with_a_grammar_comes_last_and_as_it_was_written(
 ) -> None:
     rule = text_rule(ConstraintSpec("tools", "grammar", PATCH))
     patch = Tool("patch", None, {"type": "object"}, input_rule=rule)
-    only = ToolUse((patch,), "required", frozenset({"patch"}))
-    among = ToolUse((*TOOLS, patch), "required", NAMES | {"patch"})
+    only = ToolUse((patch,), REQUIRED)
+    among = ToolUse((*TOOLS, patch), REQUIRED)
     for seed in range(2):
         for asked in (only, among):
             answer = drawn(tokenizer_of(dialect, has_marks), asked, seed, AT_ONCE[dialect.name])
