@@ -7,7 +7,7 @@ Pure: any thread.
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Literal
 
 from typing_extensions import TypedDict
@@ -49,20 +49,20 @@ class PlanAnswer(JsonObject):
     costDifference: float
 
 
-@dataclass(slots=True)
+@dataclass(order=True, slots=True)
 class _Change:
-    """The change of one server's replicas on one accelerator. Owned by one call of `plan`."""
+    """The change of one server's replicas on one accelerator. Owned by one call of `plan`.
 
-    server: str
+    Changes are in the order of the first three fields, which are different for each."""
+
     priority: int
+    server: str
     accelerator: str
     card_type: str
     cards_per_replica: int
     cost_per_replica: float
     now: int
     goal: int
-    place: int = 0
-    """Place in the order of all changes."""
 
     @property
     def missing(self) -> int:
@@ -81,12 +81,7 @@ def plan(system: System, allocated: frozenset[str]) -> PlanAnswer:
         for server in system.servers.values()
         if server.desired_alloc.accelerator or server.name in allocated
     ]
-    changes = sorted(
-        (change for server in planned for change in _changes(system, server)),
-        key=lambda c: (c.priority, c.server, c.accelerator),
-    )
-    for place, change in enumerate(changes):
-        change.place = place
+    changes = sorted(change for server in planned for change in _changes(system, server))
     running = ((server.model, server.current_alloc) for server in system.servers.values())
     free = None if system.optimizer.unlimited else system.cards_left(running)
     steps = _Schedule(changes, free).steps()
@@ -110,8 +105,8 @@ def _changes(system: System, server: ServerSpec) -> list[_Change]:
     priority = service_class.effective_priority if service_class else LOWEST_PRIORITY
     return [
         _Change(
-            server.name,
             priority,
+            server.name,
             accelerator,
             *system.unit(server.model, accelerator),
             now.get(accelerator, 0),
@@ -171,15 +166,15 @@ class _Schedule:
         started = [each for card_type in card_types for each in self._start_of(card_type)]
         return [step for _, step in sorted(started, key=itemgetter(0))]
 
-    def _start_of(self, card_type: str) -> Iterator[tuple[int, Step]]:
-        """Yields steps, each with the place of its change."""
+    def _start_of(self, card_type: str) -> Iterator[tuple[_Change, Step]]:
+        """Yields steps, each with its change."""
         queues = self._starts.get(card_type, {})
         while ready := [queue for cards, queue in queues.items() if self._has(card_type, cards)]:
-            queue = min(ready, key=lambda each: each[0].place)
+            queue = min(ready, key=itemgetter(0))
             change, count = queue[0], queue[0].missing
             if self._free is not None and change.cards_per_replica:
                 count = min(count, self._free[card_type] // change.cards_per_replica)
-            yield change.place, _step(change, count, self._free)
+            yield change, _step(change, count, self._free)
             if not change.missing:
                 queue.popleft()
                 if not queue:
@@ -194,8 +189,8 @@ class _Schedule:
 
     def _take_settled(self) -> list[_Change]:
         """Returns the stops of servers whose new replicas all run."""
-        settled, self._settled = [each for each in self._settled if each.missing], []
-        return sorted(settled, key=attrgetter("place"))
+        settled, self._settled = sorted(each for each in self._settled if each.missing), []
+        return settled
 
     def _victim(self) -> list[_Change]:
         """Returns the stop of the lowest priority that frees missing cards, or else any other stop;
