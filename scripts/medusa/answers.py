@@ -7,7 +7,6 @@ The positions of an answer are in order; the first has the state of the prompt's
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -40,23 +39,16 @@ class Job:
         return SamplingParams(self.temperature, seed=self.number, num_logprobs=num_logprobs)
 
 
-class TrainingAnswer(NamedTuple):
-    job: Job
-    hidden: Tensor  # [positions, hidden size] float16
-    drawn_ids: list[int]
-    likeliest_ids: list[int]
-    likeliest_logprobs: list[float]  # empty if the job is greedy
-
-
 @dataclass(slots=True)
-class _Row:
-    """The job of a user row, and how far it is."""
+class TrainingAnswer:
+    """The answer to a job, as far as it is."""
 
     job: Job
     prefilled: int = 0
-    hidden: list[Tensor] = field(default_factory=list)
+    hidden: list[Tensor] = field(default_factory=list)  # [hidden size] float16 of each position
     drawn_ids: list[int] = field(default_factory=list)
     likeliest: list[tuple[int, float]] = field(default_factory=list)
+    """The likeliest tokens with their log probabilities; empty if the job is greedy."""
 
     def next_step(self, row: int) -> RowStep:
         prompt = self.job.prompt
@@ -79,12 +71,9 @@ class _Row:
         if drawn.logprobs is not None:
             self.likeliest.append(drawn.logprobs.top[0])
 
-    def answer(self) -> TrainingAnswer:
-        likeliest_ids = [token for token, _ in self.likeliest] or self.drawn_ids
-        logprobs = [logprob for _, logprob in self.likeliest]
-        return TrainingAnswer(
-            self.job, torch.stack(self.hidden), self.drawn_ids, likeliest_ids, logprobs
-        )
+    @property
+    def likeliest_ids(self) -> list[int]:
+        return [token for token, _ in self.likeliest] or self.drawn_ids
 
 
 def answers_to(
@@ -95,10 +84,10 @@ def answers_to(
     place_own_pages(runner)
     waiting = iter(jobs)
     free = list(range(runner.max_rows))
-    busy: dict[int, _Row] = {}
+    busy: dict[int, TrainingAnswer] = {}
     while True:
         while free and (job := next(waiting, None)) is not None:
-            busy[free.pop()] = _Row(job)
+            busy[free.pop()] = TrainingAnswer(job)
         if not busy:
             return
         steps = [each.next_step(row) for row, each in busy.items()]
@@ -109,7 +98,7 @@ def answers_to(
             if len(ids) == max_tokens or (ids and ids[-1] in stop_ids):
                 del busy[step.row]
                 free.append(step.row)
-                yield each.answer()
+                yield each
 
 
 class Shards:
@@ -161,7 +150,7 @@ class Shards:
 
     def _write(self, answers: Sequence[TrainingAnswer]) -> None:
         tensors = {
-            "hidden": torch.cat([answer.hidden for answer in answers]),
+            "hidden": torch.stack([state for answer in answers for state in answer.hidden]),
             "drawn_ids": _ids(answer.drawn_ids for answer in answers),
             "likeliest_ids": _ids(answer.likeliest_ids for answer in answers),
             "numbers": torch.tensor([answer.job.number for answer in answers]),

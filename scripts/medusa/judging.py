@@ -91,7 +91,7 @@ def require_preferences(answers: Sequence[TrainingAnswer], vocab_size: int) -> N
     With random weights the likeliest of n tokens has a probability not far above 1 / n, so its -log
     is near log n. That of a trained model is much smaller; half of log n is between the two.
     """
-    found = -mean(logprob for answer in answers for logprob in answer.likeliest_logprobs)
+    found = -mean(logprob for answer in answers for _, logprob in answer.likeliest)
     most = math.log(vocab_size)
     if found > most / 2:
         raise ValueError(

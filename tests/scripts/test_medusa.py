@@ -334,7 +334,7 @@ def test_random_weights_get_no_heads(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_a_model_is_asked_how_much_it_prefers() -> None:
     answers = [
-        TrainingAnswer(Job(0, (1,), 1.0), torch.zeros(2, 4), [5, 6], [5, 7], [logprob, logprob])
+        TrainingAnswer(Job(0, (1,), 1.0), likeliest=[(5, logprob), (7, logprob)])
         for logprob in (-0.1, -1.9)
     ]
     require_preferences(answers, vocab_size=1000)
