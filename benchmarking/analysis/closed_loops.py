@@ -93,8 +93,8 @@ def fit_loops(loops: Sequence[Loop], has_overhead: bool) -> ServiceCurve | None:
     if len(users) < MIN_USERS:
         return None
     unknowns = _Unknowns(users, _knots(loops), has_overhead)
-    equations = [_end_to_end(loop, unknowns) for loop in loops]
-    equations += [_first_token(loop, unknowns) for loop in loops if loop.users == 1]
+    equations = [*map(unknowns.end_to_end, loops)]
+    equations += [unknowns.first_token(loop) for loop in loops if loop.users == 1]
     found, errors = least_squares(*map(np.array, zip(*equations, strict=True)))
     prompts, decode = unknowns.points(found, errors)
     if max(point.ms for point in decode) <= LEAST_MS:
@@ -165,13 +165,22 @@ class _Unknowns:
     knots: Sequence[int]
     has_overhead: bool
 
-    def coefficients(self, users: int, prompt_tokens: float, steps: float) -> FloatArray:
-        """Returns the coefficients of one equation; c is linear between its knots."""
-        c = [np.interp(users, self.knots, each) for each in np.eye(len(self.knots))]
-        a = [steps * (each == users) for each in self.users]
-        return np.array(
-            [self.has_overhead, *(prompt_tokens * each for each in c), *a], dtype=np.float64
-        )
+    def end_to_end(self, loop: Loop) -> Equation:
+        prompts = loop.in_service * loop.work_tokens
+        return self._equation(loop, prompts, loop.output_tokens, loop.e2e_ms, loop.e2e_error_ms)
+
+    def first_token(self, loop: Loop) -> Equation:
+        """Returns the equation of TTFT, for a loop of one user."""
+        return self._equation(loop, loop.work_tokens, 1.0, loop.ttft_ms, loop.ttft_error_ms)
+
+    def _equation(
+        self, loop: Loop, prompt_tokens: float, steps: float, ms: float, error_ms: float
+    ) -> Equation:
+        """Returns the equation in units of the error; c is linear between its knots."""
+        c = [np.interp(loop.users, self.knots, each) for each in np.eye(len(self.knots))]
+        a = [steps * (each == loop.users) for each in self.users]
+        coefficients = np.array([self.has_overhead, *(prompt_tokens * each for each in c), *a])
+        return coefficients / error_ms, ms / error_ms
 
     def points(self, found: FloatArray, errors: FloatArray) -> tuple[Points, Points]:
         """Returns the points of c and of a, by users."""
@@ -195,19 +204,6 @@ def _knots(loops: Sequence[Loop]) -> Sequence[int]:
         by_users[loop.users].append(loop)
     users = sorted(users for users, equal in by_users.items() if prompts_differ(equal)) or [1]
     return sorted({users[0], users[len(users) // 2], users[-1]})
-
-
-def _end_to_end(loop: Loop, unknowns: _Unknowns) -> Equation:
-    """Returns the equation of latency."""
-    prompts = loop.in_service * loop.work_tokens
-    coefficients = unknowns.coefficients(loop.users, prompts, loop.output_tokens)
-    return coefficients / loop.e2e_error_ms, loop.e2e_ms / loop.e2e_error_ms
-
-
-def _first_token(loop: Loop, unknowns: _Unknowns) -> Equation:
-    """Returns the equation of TTFT, for a loop of one user."""
-    coefficients = unknowns.coefficients(loop.users, loop.work_tokens, 1.0)
-    return coefficients / loop.ttft_error_ms, loop.ttft_ms / loop.ttft_error_ms
 
 
 def least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, FloatArray]:
