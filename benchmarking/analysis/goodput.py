@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarking.analysis.latency import E2E, ITL, LATENCIES, TTFT, Metric
+from benchmarking.analysis.latency import E2E, ITL, TTFT, Metric
 from benchmarking.records import RequestRecord
 
 
@@ -16,8 +16,10 @@ class Slo:
     itl_ms: float | None = None
     e2e_ms: float | None = None
 
-    def bound_ms(self, metric: Metric) -> float | None:
-        return {TTFT.name: self.ttft_ms, ITL.name: self.itl_ms, E2E.name: self.e2e_ms}[metric.name]
+    @property
+    def bounds_ms(self) -> dict[Metric, float]:
+        bounds = {TTFT: self.ttft_ms, ITL: self.itl_ms, E2E: self.e2e_ms}
+        return {metric: bound for metric, bound in bounds.items() if bound is not None}
 
     def is_met_by(self, record: RequestRecord) -> bool:
         """Returns whether an answer is within every bound. A single token has no ITL to bound."""
@@ -25,17 +27,12 @@ class Slo:
             return False
         return all(
             value <= bound
-            for metric in LATENCIES
-            if (bound := self.bound_ms(metric)) is not None
+            for metric, bound in self.bounds_ms.items()
             for value in metric.values([record])
         )
 
     def __str__(self) -> str:
-        bounds = [
-            f"{metric.name} ≤ {bound:g} ms"
-            for metric in LATENCIES
-            if (bound := self.bound_ms(metric)) is not None
-        ]
+        bounds = [f"{metric.name} ≤ {bound:g} ms" for metric, bound in self.bounds_ms.items()]
         return ", ".join(bounds) or "every answer counts"
 
 

@@ -77,20 +77,18 @@ def e2e_s(record: RequestRecord) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure of completed requests, with its name and unit for people."""
+    """A latency of completed requests, with its name for people."""
 
     name: str
-    unit: str
-    figure_of: Callable[[RequestRecord], float | None]
-    scale: float = 1.0  # from what `of` returns to `unit`
+    seconds_of: Callable[[RequestRecord], float | None]
 
     def values(self, records: Iterable[RequestRecord]) -> list[float]:
-        """Returns the values of completed requests that have one, in `unit` and in order."""
-        figures = (self.figure_of(record) for record in succeeded(records))
-        return [value * self.scale for value in figures if value is not None]
+        """Returns the values of completed requests that have one, in ms and in order."""
+        seconds = (self.seconds_of(record) for record in succeeded(records))
+        return [value * 1000.0 for value in seconds if value is not None]
 
 
-TTFT = Metric("TTFT", "ms", ttft_s, 1000.0)
-ITL = Metric("ITL", "ms", itl_s, 1000.0)
-E2E = Metric("end-to-end latency", "ms", e2e_s, 1000.0)
+TTFT = Metric("TTFT", ttft_s)
+ITL = Metric("ITL", itl_s)
+E2E = Metric("end-to-end latency", e2e_s)
 LATENCIES: Sequence[Metric] = (TTFT, ITL, E2E)

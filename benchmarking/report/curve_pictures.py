@@ -86,9 +86,9 @@ def throughput_latency(points: Sequence[LoadPoint], slo: Slo) -> Figure | None:
     for metric, ax in zip(LATENCIES, axes, strict=True):
         for each, color in zip(series, _colors(len(series)), strict=True):
             _throughput_curve(ax, each, metric, color)
-        if (bound_ms := slo.bound_ms(metric)) is not None:
+        if (bound_ms := slo.bounds_ms.get(metric)) is not None:
             ax.axhline(bound_ms, color="#b00020", linestyle="--", linewidth=1, label="SLO")
-        ax.set(xlabel="output tokens/s", ylabel=f"mean {metric.name}, {metric.unit}")
+        ax.set(xlabel="output tokens/s", ylabel=f"mean {metric.name}, ms")
         ax.set_ylim(bottom=0)
     axes[0].plot([], [], "o", markersize=10, fillstyle="none", color="#777777", label="knee")
     axes[0].legend(loc="upper left", fontsize=7)
@@ -125,7 +125,7 @@ def percentile_bands(points: Sequence[LoadPoint]) -> Figure | None:
         ax.fill_between(x, at[25], at[75], color=COLORS[0], alpha=0.3, label="p25 to p75")
         ax.plot(x, at[50], color=COLORS[0], marker="o", markersize=3, label="p50")
         ax.plot(x, at[99], color=COLORS[1], linestyle="--", label="p99")
-        ax.set(xlabel=series.axis, ylabel=f"{metric.name}, {metric.unit}", title=series.label)
+        ax.set(xlabel=series.axis, ylabel=f"{metric.name}, ms", title=series.label)
         ax.set_ylim(bottom=0)
         ax.legend(loc="upper left", fontsize=7)
     return figure
@@ -170,7 +170,7 @@ def latency_cdf(points: Sequence[LoadPoint]) -> Figure | None:
             if values := metric.values(point.measured):
                 ax.plot(np.percentile(values, shares), shares, color=color, label=label)
     for metric, ax in zip(LATENCIES, axes, strict=True):
-        ax.set(xlabel=f"{metric.name}, {metric.unit}", ylabel="% of requests within")
+        ax.set(xlabel=f"{metric.name}, ms", ylabel="% of requests within")
     handles, labels = axes[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=7)
     return figure
