@@ -5,7 +5,6 @@ failed, 2 if nothing could be done, 130 after Ctrl-C.
 import sys
 from contextlib import closing
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import click
@@ -34,7 +33,7 @@ from benchmarking.results.workbook import write_workbook
 from benchmarking.rows.config import BenchmarkConfig, read_config
 from benchmarking.rows.driver import Driver
 from benchmarking.rows.model_configs import read_model_configs
-from benchmarking.rows.row_runner import Origin, RowRunner
+from benchmarking.rows.row_runner import RowRunner
 from benchmarking.rows.run_folder import configured_folder, recompute
 from benchmarking.settings import load_settings
 
@@ -83,18 +82,17 @@ def run(config_path: Path, run_name: str | None, check: bool, headers: Headers) 
         raise TargetUnusable("\n".join(unknown.values()))
     for fault in unknown.values():
         click.echo(f"{fault}; its rows are skipped", err=True)
-    runner = RowRunner(agreed(target, loads[0].model, click.echo), config, Origin.now())
+    runner = RowRunner(agreed(target, loads[0].model, click.echo), config)
     refused = [*configured.faults, *unknown.values()]
     folder = configured_folder(config, runner, shown_argv(), loads, refused)
-    stop = Event()
     with closing(RunProgress(len(loads))) as progress:
         shows_all = config.show_results_in_terminal
-        driver = Driver(runner, folder, stop, tqdm.write, progress, shows_all)
-        until_interrupted(lambda: driver.measure_waiting(config), stop)
+        driver = Driver(runner, folder, tqdm.write, progress, shows_all)
+        until_interrupted(lambda: driver.measure_waiting(config), driver.stop)
     click.echo(f"results in {folder.folder}")
     if folder.workbook is not None and folder.workbook.exists():
         click.echo(f"workbook {folder.workbook}")
-    sys.exit(INTERRUPTED if stop.is_set() else exit_status(folder.run))
+    sys.exit(INTERRUPTED if driver.stop.is_set() else exit_status(folder.run))
 
 
 def _target(config: BenchmarkConfig, headers: Headers) -> Endpoint:

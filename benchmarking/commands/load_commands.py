@@ -6,7 +6,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from threading import Event
 from typing import Any, TypeVar
 
 import click
@@ -45,7 +44,7 @@ from benchmarking.load.user_prompts import load_of
 from benchmarking.records import MAX_REQUESTS, MAX_SEED, MAX_TOKENS, MAX_USERS, Run, Workload
 from benchmarking.rows.config import RowOptions
 from benchmarking.rows.driver import Driver
-from benchmarking.rows.row_runner import Origin, RowRunner
+from benchmarking.rows.row_runner import RowRunner
 from benchmarking.rows.run_folder import new_run_folder
 from benchmarking.run_files import read_run
 from benchmarking.settings import load_settings
@@ -92,17 +91,16 @@ class LoadOptions:
             raise TargetUnusable("\n".join(faults.values()))
         target = agreed(target, models[0], tqdm.write)
         options = RowOptions(tokenizer=self.tokenizer, seed=self.seed)
-        runner = RowRunner(target, options, Origin.now())
+        runner = RowRunner(target, options)
         folder = new_run_folder(self.output_dir, runner, shown_argv())
-        stop = Event()
         try:
             with closing(RunProgress(num_rows)) as progress:
-                driver = Driver(runner, folder, stop, tqdm.write, progress)
-                found = until_interrupted(lambda: work(driver), stop)
+                driver = Driver(runner, folder, tqdm.write, progress)
+                found = until_interrupted(lambda: work(driver), driver.stop)
         finally:
             folder.finish()
             click.echo(f"results in {folder.folder}")
-        if stop.is_set():
+        if driver.stop.is_set():
             sys.exit(INTERRUPTED)
         return found
 

@@ -26,10 +26,10 @@ class Driver:
 
     runner: RowRunner
     folder: RunFolder
-    stop: Event
     report: Callable[[str], None]
     progress: RunProgress = field(default_factory=RunProgress)
     with_statistics: bool = False
+    stop: Event = field(default_factory=Event)
 
     @property
     def run(self) -> Run:

@@ -6,7 +6,7 @@ Errors of single requests are recorded. An error that prevents the whole row rai
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from random import Random
@@ -34,18 +34,6 @@ OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """The start of a run's clock, as a monotonic and as a calendar time."""
-
-    monotonic_s: float
-    started_at: datetime
-
-    @classmethod
-    def now(cls) -> "Origin":
-        return cls(time.monotonic(), datetime.now().astimezone())
-
-
-@dataclass(frozen=True, slots=True)
 class RowOutcome:
     """The results of a row. `texts` has (prompt, completion) of each completed measured request."""
 
@@ -56,11 +44,13 @@ class RowOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RowRunner:
-    """Runs rows against one target. Immutable; any thread may use it."""
+    """Runs rows against one target. Immutable; any thread may use it. The clock of the run starts
+    with it, at `origin_s` of `time.monotonic`, which is `started_at`."""
 
     target: Endpoint
     options: RowOptions
-    origin: Origin
+    origin_s: float = field(default_factory=time.monotonic)
+    started_at: datetime = field(default_factory=lambda: datetime.now().astimezone())
 
     def run(self, number: int, load: Workload, stop: Event, on_progress: OnProgress) -> RowOutcome:
         """Runs a row. Once `stop` is set, it soon returns what it has. Raises RowRefused."""
@@ -133,9 +123,8 @@ class RowRunner:
 
     def _check_images(self, load: Workload, prompt: Prompt, stop: Event) -> None:
         probe = replace(load, num_requests=1, output_tokens=1, concurrency=1, qps=None)
-        question = replace(
-            prompt, text="What is this?"
-        )  # another text, lest caches have the prompt when it is measured
+        # Another text, lest caches have the prompt when it is measured.
+        question = replace(prompt, text="What is this?")
         result = run_load(self._job(0, probe, [question]), lambda _: None, stop)
         error = result.exchanges[0].error if result.exchanges else None
         if error is not None and (error.code.startswith("4") or error.code == "ignored"):
@@ -161,7 +150,7 @@ class RowRunner:
             address=self.target.address,
             requests=tuple(request(load.model, prompt, tokens) for prompt, tokens in pairs),
             answer=self.target.answer,
-            origin_s=self.origin.monotonic_s,
+            origin_s=self.origin_s,
             row_timeout_s=self.options.timeout,
             request_timeout_s=self.options.request_timeout,
             concurrency=load.concurrency or 1,

@@ -83,7 +83,6 @@ def new_run(
 ) -> Run:
     """Returns a run that begins now, whose rows wait. Its name is the local time by default. Asks
     the server how many requests it serves at once."""
-    started_at = runner.origin.started_at
     waiting = [
         RowRecord(load, file_stem(load), 0.0, 0.0, time.time(), error="was not run")
         for load in loads
@@ -97,8 +96,8 @@ def new_run(
         user_rows=user_rows(runner.target),
     )
     return Run(
-        name=name or started_at.strftime("%Y%m%d-%H%M%S.%f"),
-        started_at=started_at,
+        name=name or runner.started_at.strftime("%Y%m%d-%H%M%S.%f"),
+        started_at=runner.started_at,
         seed=runner.options.seed,
         environment=environment,
         config=config,

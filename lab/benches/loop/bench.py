@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 from pydantic import TypeAdapter
 
@@ -30,7 +29,7 @@ from benchmarking.report.fit_files import write_fit
 from benchmarking.report.page import report_html
 from benchmarking.rows.config import RowOptions
 from benchmarking.rows.driver import Driver
-from benchmarking.rows.row_runner import Origin, RowRunner
+from benchmarking.rows.row_runner import RowRunner
 from benchmarking.rows.run_folder import new_run_folder
 from lab.benches.loop.figures import LoopResult, result_lines
 from lab.benches.loop.plan import LoopPlan, Turns, measure_in_turn
@@ -124,11 +123,10 @@ def run_loop(
     All prompts begin differently, so that nothing comes from a prefix cache.
     """
     options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)
-    origin = Origin.now()
-    runner = RowRunner(server.target, options, origin)
+    runner = RowRunner(server.target, options)
     folder = new_run_folder(results, runner, sys.argv)
-    driver = Driver(runner, folder, Event(), print)
-    measured = measure(server, measure_in_turn(plan), driver, origin)
+    driver = Driver(runner, folder, print)
+    measured = measure(server, measure_in_turn(plan), driver)
     folder.finish()
     result = prove(plan, measured, optimizer_api, server.cuts())
     write_fit(folder.folder, result.fit, plan.shape.model, plan.accelerator)
@@ -137,11 +135,11 @@ def run_loop(
     return result, folder.folder
 
 
-def measure(server: Checked, turns: Turns, driver: Driver, origin: Origin) -> Measured:
+def measure(server: Checked, turns: Turns, driver: Driver) -> Measured:
     """Measures the rows, and also keeps the server's own step times in the run's folder. Raises
     Interrupted, Disturbed, RowRefused, InvalidResults and NotWritable."""
     load = next(turns)
-    with speed_log(server.speed, origin) as readings:
+    with speed_log(server.speed, driver.runner.origin_s) as readings:
         while True:
             point = driver.measure(load)
             if point is None:

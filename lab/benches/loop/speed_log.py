@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from benchmarking.errors import InvalidResults
-from benchmarking.rows.row_runner import Origin
 from lab.kit.moments import StepsCourse
 from lab.kit.step_counts import CountedSpeed, StepsWithin, counts_since, slownesses
 
@@ -25,7 +24,7 @@ class Reading:
 
 
 @contextmanager
-def speed_log(ask: Callable[[], CountedSpeed | None], origin: Origin) -> Iterator[list[Reading]]:
+def speed_log(ask: Callable[[], CountedSpeed | None], origin_s: float) -> Iterator[list[Reading]]:
     """Asks twice a second in a thread until the block ends, and then once more. The caller may read
     the list after the block; it stays empty if the server reports nothing."""
     readings: list[Reading] = []
@@ -37,7 +36,7 @@ def speed_log(ask: Callable[[], CountedSpeed | None], origin: Origin) -> Iterato
         except InvalidResults:
             return True  # the next question may be answered
         if speed is not None:
-            readings.append(Reading(time.monotonic() - origin.monotonic_s, speed))
+            readings.append(Reading(time.monotonic() - origin_s, speed))
         return speed is not None
 
     def run() -> None:

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from threading import Event
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from benchmarking.machine import describe_machine
 from benchmarking.records import Workload
 from benchmarking.rows.config import RowOptions
 from benchmarking.rows.driver import Driver
-from benchmarking.rows.row_runner import Origin, RowRunner
+from benchmarking.rows.row_runner import RowRunner
 from benchmarking.rows.run_folder import new_run_folder
 from lab.benches.loop.bench import add_server_options, measure, plan_for, server_of
 from lab.benches.loop.plan import LoopPlan, measure_in_turn
@@ -151,15 +150,14 @@ def run_truth(
 ) -> tuple[list[Simulated], SpeedOfMoments, Path]:
     """Returns all loads simulated and measured, the machine's speeds, and the run's folder."""
     options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)
-    origin = Origin.now()
-    runner = RowRunner(server.target, options, origin)
+    runner = RowRunner(server.target, options)
     folder = new_run_folder(results, runner, sys.argv)
-    driver = Driver(runner, folder, Event(), print)
+    driver = Driver(runner, folder, print)
 
     def loads(capacity_per_s: float) -> list[tuple[Workload, bool]]:
         return plan.in_turn(rounds_of(random_loads(plan, num_loads, capacity_per_s)))
 
-    measured = measure(server, measure_in_turn(plan, loads), driver, origin)
+    measured = measure(server, measure_in_turn(plan, loads), driver)
     folder.finish()
     known = fitted(plan, measured, optimizer_api, server.cuts())
     points = [measured.rows.points[row] for row in measured.rows.checked]

@@ -1,12 +1,12 @@
 """What a server says of its steps, asked once a second beside a load."""
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from benchmarking.errors import InvalidResults
-from benchmarking.rows.row_runner import Origin
 from lab.benches.loop import speed_log as module
 from lab.benches.loop.speed_log import Reading, speed_log, steps_course
 from lab.kit.step_counts import CountedSpeed
@@ -45,7 +45,7 @@ def test_a_server_is_asked_until_the_end_and_then_once_more(
         asked.release()
         return ask()
 
-    with speed_log(counted, Origin.now()) as readings:
+    with speed_log(counted, time.monotonic()) as readings:
         for _ in range(3):
             assert asked.acquire(timeout=10)
     steps_s = [reading.speed.steps_s for reading in readings]
@@ -55,7 +55,7 @@ def test_a_server_is_asked_until_the_end_and_then_once_more(
 
 
 def test_of_a_server_that_says_nothing_there_is_nothing() -> None:
-    with speed_log(answers(None), Origin.now()) as readings:
+    with speed_log(answers(None), time.monotonic()) as readings:
         pass
     assert readings == []
 
