@@ -10,6 +10,7 @@ out unless they were given.
 
 from enum import StrEnum
 from itertools import pairwise
+from math import inf
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, model_validator
@@ -285,6 +286,11 @@ class ServerSpec(Body):
                 f"minNumReplicas={self.min_num_replicas}"
             )
         return self
+
+    @property
+    def most_replicas(self) -> float:
+        """The largest number of replicas; infinite without a bound."""
+        return inf if self.max_num_replicas is None else self.max_num_replicas
 
 
 class SaturationPolicy(StrEnum):

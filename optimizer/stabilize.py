@@ -72,10 +72,9 @@ def stabilize(
 def _current(system: System, server: ServerSpec, contender: Contender) -> SolverChoice | None:
     """Returns the server's current allocation as a choice, if it suffices for the load."""
     current = server.current_alloc
-    if current.parts or not current.accelerator or current.num_replicas == 0:
+    if current.parts or not current.accelerator:
         return None
-    limit = server.max_num_replicas
-    if limit is not None and current.num_replicas > limit:
+    if not 0 < current.num_replicas <= server.most_replicas:
         return None
     candidate = _candidate_on(system, server, contender)
     if candidate is None or candidate.replicas > current.num_replicas or candidate.capped:
@@ -107,9 +106,7 @@ def _swap(stock: Stock, chosen: tuple[SolverChoice, ...], current: SolverChoice)
     do not fit."""
     for part in chosen:
         stock.take(part.candidate, -part.replicas)
-    if stock.fits(current.candidate, current.replicas):
-        stock.take(current.candidate, current.replicas)
-        return True
-    for part in chosen:
+    fits = stock.fits(current.candidate, current.replicas)
+    for part in (current,) if fits else chosen:
         stock.take(part.candidate, part.replicas)
-    return False
+    return fits

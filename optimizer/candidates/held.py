@@ -46,12 +46,12 @@ def _missing(load: LoadSpec) -> str | None:
 
 
 def _within_maximum(system: System, server: ServerSpec) -> Iterator[SolverChoice]:
-    left = server.max_num_replicas
+    left = server.most_replicas
     for part in server.current_alloc.each_part():
-        replicas = part.num_replicas if left is None else min(part.num_replicas, left)
+        replicas = int(min(part.num_replicas, left))
         if replicas:
             yield SolverChoice(_running_candidate(system, server.model, part, replicas), replicas)
-        left = None if left is None else left - replicas
+        left -= replicas
 
 
 def _running_candidate(

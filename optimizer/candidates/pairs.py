@@ -110,8 +110,8 @@ def size_pairs(servers: Sequence[Eligible], options: OptionTable, cache: SizingC
     rows = np.flatnonzero(is_valid)
     sizing = Sizing.zeros(server.size)
     sizing.put(rows, cache.size(replica.take(rows)))
-    bounds = np.array([_replica_bounds(item) for item in servers], dtype=np.float64)
-    demand_per_s, fewest, most = bounds.reshape(-1, 3)[server].T
+    bounds = [(s.demand_per_s, s.server.min_num_replicas, s.server.most_replicas) for s in servers]
+    demand_per_s, fewest, most = np.array(bounds, dtype=np.float64).reshape(-1, 3)[server].T
     with np.errstate(divide="ignore"):
         needed = demand_per_s / (1000 * sizing.throughput_per_ms)
     # 1e-9: rounding must not turn a demand of exactly k replicas into k + 1.
@@ -163,9 +163,3 @@ def workload_row(item: Eligible) -> tuple[float, ...]:
         target.slo_tps,
         GEOMETRIC if load.out_tokens_scv is None else load.out_tokens_scv,
     )
-
-
-def _replica_bounds(item: Eligible) -> tuple[float, ...]:
-    """Returns the demand, and the fewest and most replicas."""
-    limit = item.server.max_num_replicas
-    return item.demand_per_s, item.server.min_num_replicas, np.inf if limit is None else limit
