@@ -5,7 +5,7 @@ Pure: any thread.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from optimizer.catalogue.calibration import Calibration
 from optimizer.catalogue.facts import AcceleratorFacts, ModelFacts, Precision
@@ -70,8 +70,13 @@ class Option:
             if not demand.itl_ms or step_ms + (rows - 1) * tokens * token_ms <= demand.itl_ms
         ]
         if not rates:
-            return float("inf")
+            return inf
         return self.cents * ceil(demand.rate_per_s / max(rates))
+
+    def rank(self, demand: RequestDemand) -> tuple[float, int]:
+        """Returns a sort key. If no option meets the ITL, the one with most cards comes nearest."""
+        cost, cards = self.lowest_cost(demand), self.machine.cards
+        return cost, cards if cost < inf else -cards
 
 
 def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], dict[str, str]]:
@@ -85,15 +90,7 @@ def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], di
         each = list(_options_with(demand, market, accelerator))
         if not each:
             refused[accelerator.name] = _no_room(demand, market, accelerator)
-        costs = {option.name: option.lowest_cost(demand) for option in each}
-        # If none meets the ITL, the option with most cards comes nearest.
-        each.sort(
-            key=lambda o: (
-                costs[o.name],
-                -o.machine.cards if costs[o.name] == float("inf") else o.machine.cards,
-            )
-        )
-        found += each[:OPTIONS_EACH]
+        found += sorted(each, key=lambda option: option.rank(demand))[:OPTIONS_EACH]
     return found, refused
 
 

@@ -44,9 +44,12 @@ def changes(
         if close := _undecided(best):
             yield _change("measure", close, best[1])
     yield _busier(demand, best)
-    for what, changed in _other_demands(demand):
+    for what, condition, changed in _other_demands(demand):
         same = changed.precision is demand.precision  # measurements hold only for this precision
-        yield _resized(what, changed, market if same else replace(market, measured={}), cache)
+        others = market if same else replace(market, measured={})
+        found = cheapest(changed, options(changed, others)[0], others.max_cards, cache)
+        offer = _offer(found, found.candidate.replicas) if found else "none of them would do."
+        yield _change(what, f"{condition}: {offer}", found)
 
 
 def _change(what: str, text: str, sized: Sized | None, cards: int | None = None) -> Change:
@@ -106,39 +109,26 @@ def _undecided(best: Sequence[Sized]) -> str | None:
 
 def _busier(demand: RequestDemand, best: Sequence[Sized]) -> Change:
     rate = BUSIER * demand.rate_per_s
-    costs = [(each.replicas_at(rate) * each.option.cents, each) for each in best]
-    cents, each = min(costs, key=lambda pair: pair[0])
+    each = min(best, key=lambda each: each.replicas_at(rate) * each.option.cents)
     replicas = each.replicas_at(rate)
-    text = (
-        f"At twice the load, {rate:.3g} requests/s: {_counted(replicas)} of {each.option.name} "
-        f"for ${cents / 100:.4g} an hour."
-    )
+    text = f"At twice the load, {rate:.3g} requests/s: {_offer(each, replicas)}"
     return _change("rate", text, each, replicas * each.option.machine.cards)
 
 
-def _other_demands(demand: RequestDemand) -> Iterator[tuple[str, RequestDemand]]:
-    if demand.itl_ms:
-        yield "slo-itl", replace(demand, itl_ms=TIGHTER * demand.itl_ms)
-    if demand.ttft_ms:
-        yield "slo-ttft", replace(demand, ttft_ms=TIGHTER * demand.ttft_ms)
+def _other_demands(demand: RequestDemand) -> Iterator[tuple[str, str, RequestDemand]]:
+    """Yields demands, each with its name and the condition that it stands for."""
+    itl_ms, ttft_ms = TIGHTER * demand.itl_ms, TIGHTER * demand.ttft_ms
+    if itl_ms:
+        yield "slo-itl", f"At half the ITL, {itl_ms:g} ms", replace(demand, itl_ms=itl_ms)
+    if ttft_ms:
+        yield "slo-ttft", f"At half the TTFT, {ttft_ms:g} ms", replace(demand, ttft_ms=ttft_ms)
     if demand.precision is Precision.BF16:
-        yield "precision", replace(demand, precision=Precision.FP8)
+        yield "precision", "With weights in fp8", replace(demand, precision=Precision.FP8)
 
 
-def _resized(what: str, demand: RequestDemand, market: CardMarket, cache: SizingCache) -> Change:
-    condition = {
-        "slo-itl": f"At half the ITL, {demand.itl_ms:g} ms",
-        "slo-ttft": f"At half the TTFT, {demand.ttft_ms:g} ms",
-        "precision": f"With weights in {demand.precision.value}",
-    }[what]
-    first = cheapest(demand, options(demand, market)[0], market.max_cards, cache)
-    if first is None:
-        return _change(what, f"{condition}: none of them would do.", None)
-    text = (
-        f"{condition}: {_counted(first.candidate.replicas)} of {first.option.name} "
-        f"for ${first.cents / 100:.4g} an hour."
-    )
-    return _change(what, text, first)
+def _offer(each: Sized, replicas: int) -> str:
+    cost = replicas * each.option.cents / 100
+    return f"{_counted(replicas)} of {each.option.name} for ${cost:.4g} an hour."
 
 
 def _counted(replicas: int) -> str:

@@ -136,7 +136,9 @@ def how_many(query: HowManyQuery, cache: SizingCache) -> HowMany:
     found, refused = options(demand, market)
     fit, unfit = sized_in_turn(demand, found, cache)
     best = with_bounds(demand, _cheapest_of_each(fit, market, refused))
-    _refuse(unfit, best, refused)
+    for each in unfit:
+        reason = f"{each.refusal.message} ({each.option.name})"
+        refused.setdefault(each.option.accelerator, reason)
     return {
         "model": demand.model.name,
         "precision": demand.precision,
@@ -219,14 +221,6 @@ def _cheapest_of_each(
         else:
             best.setdefault(each.option.accelerator, each)
     return list(best.values())
-
-
-def _refuse(unfit: Iterable[Unfit], best: Iterable[Sized], refused: dict[str, str]) -> None:
-    chosen = {each.option.accelerator for each in best}
-    for each in unfit:
-        option = each.option
-        if option.accelerator not in chosen:
-            refused.setdefault(option.accelerator, f"{each.refusal.message} ({option.name})")
 
 
 def _choice(demand: RequestDemand, each: Sized) -> Choice:
