@@ -50,9 +50,8 @@ class Assignment:
 
     def choices(self) -> dict[str, SolverChoice]:
         choices = {}
-        for contender, index in zip(self._contenders, self._taken, strict=True):
-            if index < len(contender.candidates):
-                candidate = contender.candidates[index]
+        for server, contender in enumerate(self._contenders):
+            if candidate := self._current_candidate(server):
                 choices[contender.server] = SolverChoice(candidate, candidate.replicas)
         return choices
 
