@@ -47,12 +47,12 @@ MAX_FALL = 1.1  # highest rate over the rate with all rows; above it, more load 
 class Solved(NamedTuple):
     """One replica at one arrival rate: the fields of `Performance` in order, then another one."""
 
-    throughput_per_ms: float
-    loss: float
     concurrency: float
     service_ms: float
     wait_ms: float
     in_service: float
+    throughput_per_ms: float
+    loss: float
     itl_ms: float
     ttft_ms: float
     utilization: float
@@ -162,12 +162,12 @@ class CurveReplica:
         measured = min(int(self.curve.measured_rows), rows - 1)
         is_above = rows > self.curve.measured_rows
         return Solved(
-            throughput_per_ms=throughput,
-            loss=max(1 - throughput / rate_per_ms, 0.0),
             concurrency=(float((states + 1) @ p.below) + rows * p.open) / p.admitted,
             service_ms=service_ms,
             wait_ms=wait_ms,
             in_service=in_service,
+            throughput_per_ms=throughput,
+            loss=max(1 - throughput / rate_per_ms, 0.0),
             itl_ms=itl_ms,
             ttft_ms=wait_ms + prefill_ms + overhead_ms + self._handling_wait_ms(rate_per_ms),
             utilization=min(in_service / rows, 1.0),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.numerics import BoolArray, FloatArray, IntArray, scipy
-from optimizer.model.latency import Columns, LatencyModel, Occupancy, PhaseModel
+from optimizer.model.latency import LatencyModel, Occupancy, PhaseModel
 
 MAX_BATCH = 65_536  # requests in service on one replica that the model follows
 
@@ -83,9 +83,9 @@ class Replica:
                 in_service=in_service,
             )
         columns = (
+            *occupancy.columns(),
             throughput,
             tail.full / (admitted + tail.full),
-            *occupancy.columns(),
             *self.model.latencies_ms(occupancy),
             np.clip(in_service / max_batch, 0.0, 1.0),
         )
@@ -93,15 +93,11 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Performance(Columns):
-    """A replica at one arrival rate, per pair. Includes the fields of `Occupancy`."""
+class Performance(Occupancy):
+    """A replica at one arrival rate, per pair."""
 
     throughput_per_ms: FloatArray
     loss: FloatArray  # fraction of arrivals that find the queue full
-    concurrency: FloatArray
-    service_ms: FloatArray
-    wait_ms: FloatArray
-    in_service: FloatArray
     itl_ms: FloatArray
     ttft_ms: FloatArray
     utilization: FloatArray  # in_service / N, in 0..1
