@@ -83,7 +83,7 @@ def tokenizer_sha256(model_dir: Path) -> str:
     """Returns the hash by which heads identify the tokenizer they were trained with. It is a hash
     of the tokenizer's file, or of a GGUF file's tokens, one on each line."""
     if is_gguf(model_dir):
-        tokens = read_gguf(model_dir).metadata["tokenizer.ggml.tokens"]
+        tokens = read_gguf(model_dir).file.metadata["tokenizer.ggml.tokens"]
         return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
     file = model_dir / TOKENIZER
     file = file if file.is_file() else model_dir / SENTENCE_PIECES

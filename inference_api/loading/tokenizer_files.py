@@ -105,7 +105,7 @@ def vocabulary(folder: Path) -> dict[str, int]:
     """Returns ids by token. Raises StartupError if tokenizer.json is not of the tokenizers library,
     or the GGUF file has no tokenizer that Hearth can read."""
     if is_gguf(folder):
-        return gguf_tokenizer.vocabulary(read_gguf(folder).metadata)
+        return gguf_tokenizer.vocabulary(read_gguf(folder).file.metadata)
     return read_tokenizer(folder).ids
 
 

@@ -50,7 +50,7 @@ def read_tokenizer(model_dir: Path) -> "tuple[Backend, TokenizerConfig]":
 def _of_gguf(file: Path) -> "tuple[Backend, TokenizerConfig]":
     from tokenizers import Tokenizer as Backend
 
-    metadata = read_gguf(file).metadata
+    metadata = read_gguf(file).file.metadata
     backend = Backend.from_str(json.dumps(gguf_tokenizer.tokenizer_json(metadata)))
     found = {name: gguf_tokenizer.special_token(metadata, name) for name in ("bos", "eos")}
     named = {f"{name}_token": token for name, token in found.items() if token is not None}

@@ -77,7 +77,7 @@ def make_packaged(name: str, folder: Path, context_tokens: int) -> None:
     file = FILES[name]()
     model = read_gguf(file)
     shapes = {each.name: each.shape for each in model.tensors.values()}
-    fields = raw_config(model.architecture, model.metadata, shapes, {})
+    fields = raw_config(model.architecture, model.file.metadata, shapes, {})
     fields = {field: value for field, value in fields.items() if value is not None}
     made = {"max_position_embeddings": context_tokens, "eos_token_id": fields["vocab_size"] - 1}
     made |= {"architectures": [ARCHITECTURES[model.architecture]], "torch_dtype": "bfloat16"}

@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
-from gguf import GGUFReader, GGUFValueType, GGUFWriter, ReaderTensor
+from gguf import GGUFWriter
 from numpy.typing import NDArray
 
 from common.files import whole_file
@@ -19,6 +20,7 @@ from inference_api.kernels.library import UnusableWeight
 from inference_api.kernels.packing import GROUP
 from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.gguf.blocks import GgufTensor
+from inference_api.loading.gguf.container import FileTensor, GgufFile
 from inference_api.loading.gguf.files import GgufModel, layer_of, read_gguf
 from inference_api.loading.gguf.names import gguf_names, row_order
 from inference_api.loading.layout import HEAD, linear_weights, matrices
@@ -57,18 +59,17 @@ def make(
     if model.factors:
         raise StartupError([f"{source} has NVFP4 with factors; begin with a file of F16 or BF16."])
     stacks = _stacks(model)
-    reader = GGUFReader(source)
     sizes = {
-        tensor.name: (int(tensor.n_elements), int(tensor.shape[0]))
-        for tensor in reader.tensors
+        tensor.name: (prod(tensor.shape), tensor.shape[-1])
+        for tensor in model.file.tensors.values()
         if tensor.name in stacks
     }
     plan = planning(sizes)
-    tensors = sorted(reader.tensors, key=_place)
-    rounder = _Rounder(model, plan, stacks, None if start is None else start(source, model))
+    tensors = sorted(model.file.tensors.values(), key=_place)
+    rounder = _Rounder(source, model, plan, stacks, None if start is None else start(source, model))
     with whole_file(target) as draft:
         writer = GGUFWriter(draft, model.architecture)
-        _copy_metadata(reader, writer)
+        _copy_metadata(model.file, writer)
         for tensor in tensors:
             _announce(tensor, plan.get(tensor.name), writer)
         writer.write_header_to_file()
@@ -98,34 +99,31 @@ def _stacks(model: GgufModel) -> dict[str, list[SourceTensor]]:
     return stacks
 
 
-def _place(tensor: ReaderTensor) -> int:
+def _place(tensor: FileTensor) -> int:
     """Returns a sort key: layers come in order, for the calibration, then tensors of no layer."""
     layer = layer_of(tensor.name)
     return LAST if layer < 0 else layer
 
 
-def _copy_metadata(reader: GGUFReader, writer: GGUFWriter) -> None:
-    for key, found in reader.fields.items():
-        kinds = found.types
-        is_empty = kinds == [GGUFValueType.ARRAY]  # an empty array has no element type
-        if key not in OWN_KEYS and not key.startswith("GGUF.") and not is_empty:
-            writer.add_key_value(key, found.contents(), *kinds[:2])
+def _copy_metadata(file: GgufFile, writer: GGUFWriter) -> None:
+    for key, value in file.metadata.items():
+        if key not in OWN_KEYS and value != []:  # the writer takes no empty list
+            writer.add_key_value(key, value, *file.kinds[key])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)  # the type that fits best
 
 
-def _announce(tensor: ReaderTensor, form: Form | None, writer: GGUFWriter) -> None:
-    kind = tensor.tensor_type if form is None else form.kind
-    inputs, num_bytes = gguf.GGML_QUANT_SIZES[kind]
-    shape = [int(size) for size in reversed(tensor.shape)]
-    total = int(tensor.n_elements) // inputs * num_bytes
-    writer.add_tensor_info(tensor.name, shape, np.dtype(np.float32), total, kind)
+def _announce(tensor: FileTensor, form: Form | None, writer: GGUFWriter) -> None:
+    made = tensor if form is None else tensor._replace(kind=form.kind)
+    float32 = np.dtype(np.float32)
+    writer.add_tensor_info(made.name, made.shape, float32, made.num_bytes, made.kind)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rounder:
     """Rounds layer after layer, so that the calibration can advance from one to the next."""
 
+    source: Path
     model: GgufModel
     plan: Plan
     stacks: Mapping[str, Sequence[SourceTensor]]
@@ -136,13 +134,13 @@ class _Rounder:
         """The number of layers, without those that predict further tokens."""
         return self.model.config.num_layers
 
-    def all(self, tensors: Sequence[ReaderTensor]) -> Iterator[NDArray[Any]]:
+    def all(self, tensors: Sequence[FileTensor]) -> Iterator[NDArray[Any]]:
         """Yields the data of `tensors`, which must be in the order of `_place`."""
         for place, group in groupby(tensors, _place):
             feedbacks = self._feedbacks(place)
             for tensor in group:
                 is_matrix = tensor.name in self.plan
-                yield self._rounded(tensor, feedbacks) if is_matrix else tensor.data
+                yield self._rounded(tensor, feedbacks) if is_matrix else tensor.read(self.source)
             if place < self._num_layers:
                 logger.info("layer %d of %d is done", place + 1, self._num_layers)
                 if self.calibration is not None:
@@ -162,13 +160,11 @@ class _Rounder:
         feedbacks = {key: Feedback.of(each) for key, each in once.items()}
         return {name: feedbacks[id(each)] for name, each in moments.items()}
 
-    def _rounded(self, tensor: ReaderTensor, feedbacks: Mapping[str, Feedback | None]) -> Bytes:
+    def _rounded(self, tensor: FileTensor, feedbacks: Mapping[str, Feedback | None]) -> Bytes:
         form, parts = self.plan[tensor.name], self.stacks[tensor.name]
         parts_data = []
-        for part, matrix in zip(
-            parts, tensor.data.reshape(len(parts), -1, tensor.data.shape[-1]), strict=True
-        ):
-            rows = GgufTensor(tensor.tensor_type, matrix).rows()
+        for part in parts:
+            rows = GgufTensor(tensor.kind, self.model.tensors[part.name].read(self.source)).rows()
             feedback = feedbacks.get(part.name)
             data = np.concatenate([rounded(form, numbers, feedback) for _, numbers in rows])
             parts_data.append(data)

@@ -53,10 +53,11 @@ class FileTensor(NamedTuple):
         return data.view(_DTYPES.get(self.kind, np.uint8)).reshape(*self.shape[:-1], -1)
 
 
-class GgufContents(NamedTuple):
+class GgufFile(NamedTuple):
     """The contents of a file, by name."""
 
     metadata: dict[str, Any]
+    kinds: dict[str, list[GGUFValueType]]  # an entry's; of a list, also its values'
     tensors: dict[str, FileTensor]
     begin: int  # byte of the first tensor
     alignment: int
@@ -79,7 +80,7 @@ class GgufContents(NamedTuple):
             )
 
 
-def read_container(path: Path) -> GgufContents:
+def read_container(path: Path) -> GgufFile:
     """Returns the contents of a file. Raises Unreadable, OSError, and ValueError or LookupError if
     it is damaged."""
     with path.open("rb", buffering=BUFFER_BYTES) as stream:
@@ -105,7 +106,7 @@ def read_container(path: Path) -> GgufContents:
     placed = {each.name: each._replace(begin=begin + each.begin) for each in tensors}
     if len(metadata) < num_entries or len(placed) < num_tensors:
         raise ValueError("two entries or tensors of the same name")
-    return GgufContents(metadata, placed, begin, alignment)
+    return GgufFile(metadata, header.kinds, placed, begin, alignment)
 
 
 class _Header:
@@ -115,6 +116,7 @@ class _Header:
         self._stream = stream
         self._num_values = 0  # elements of all lists read so far
         self.end = 0  # byte after what has been read
+        self.kinds: dict[str, list[GGUFValueType]] = {}
 
     def content(self, num_bytes: int) -> bytes:
         self.end += num_bytes
@@ -131,7 +133,9 @@ class _Header:
     def integer(self, num_bytes: int) -> int:
         return int.from_bytes(self.content(num_bytes), "little")
 
-    def numbers(self, kind: GGUFValueType, count: int = 1) -> list[Any]:
+    def values(self, kind: GGUFValueType, count: int = 1) -> list[Any]:
+        if kind == GGUFValueType.STRING:
+            return [self.text() for _ in range(count)]
         dtype = np.dtype(kind.name.lower())
         values: list[Any] = np.frombuffer(self.content(count * dtype.itemsize), dtype).tolist()
         return values
@@ -142,11 +146,11 @@ class _Header:
     def entry(self) -> tuple[str, Any]:
         """Returns an entry of metadata: its key and value."""
         key, kind = self.text(), GGUFValueType(self.integer(4))
-        if kind == GGUFValueType.STRING:
-            return key, self.text()
+        self.kinds[key] = [kind]
         if kind != GGUFValueType.ARRAY:
-            return key, self.numbers(kind)[0]
+            return key, self.values(kind)[0]
         kind, length = GGUFValueType(self.integer(4)), self.integer(8)
+        self.kinds[key].append(kind)
         self._num_values += length
         if kind == GGUFValueType.ARRAY or self._num_values > MAX_VALUES:
             what = "lists" if kind == GGUFValueType.ARRAY else f"{length} values"
@@ -154,9 +158,7 @@ class _Header:
                 f"{key[:SHOWN_CHARS]} is a list of {what}; lists have no lists, and together "
                 f"{MAX_VALUES} values at most"
             )
-        if kind == GGUFValueType.STRING:
-            return key, [self.text() for _ in range(length)]
-        return key, self.numbers(kind, length)
+        return key, self.values(kind, length)
 
     def tensor(self) -> FileTensor:
         """Returns a tensor, whose `begin` is relative to the first one."""
@@ -165,7 +167,7 @@ class _Header:
             raise ValueError(
                 f"{name[:SHOWN_CHARS]} has {num_dimensions} dimensions, of {MAX_DIMENSIONS} at most"
             )
-        shape = tuple(reversed(self.numbers(GGUFValueType.UINT64, num_dimensions)))
+        shape = tuple(reversed(self.values(GGUFValueType.UINT64, num_dimensions)))
         number, begin = self.integer(4), self.integer(8)
         if number not in _TYPES:
             known = {int(kind): kind.name for kind in GGMLQuantizationType}

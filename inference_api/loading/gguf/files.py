@@ -23,7 +23,7 @@ from inference_api.loading.gguf import BLOCK_BITS, IN_HALVES, SUFFIX
 from inference_api.loading.gguf import factors as nvfp4
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
-from inference_api.loading.gguf.container import FileTensor, Unreadable, read_container
+from inference_api.loading.gguf.container import FileTensor, GgufFile, Unreadable, read_container
 from inference_api.loading.gguf.names import (
     FUSED,
     KNOWN_ARCHITECTURES,
@@ -52,12 +52,12 @@ class Halves(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """The contents of a file. `tensors` are keyed by the names of `weight_plan`, `factors` by names
-    in the file."""
+    """The model of a file. `tensors` are keyed by the names of `weight_plan`, `factors` by names in
+    the file, as what `file` has."""
 
     architecture: str
     config: ModelConfig
-    metadata: Mapping[str, Any]
+    file: GgufFile
     tensors: Mapping[str, FileTensor]
     halves: Mapping[str, Halves]
     factors: nvfp4.Factors
@@ -117,7 +117,7 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
         if part.name not in halves
     }
     factors = nvfp4.factors(path, scales, tensors)
-    return GgufModel(architecture, config, metadata, by_name, halves, factors)
+    return GgufModel(architecture, config, container, by_name, halves, factors)
 
 
 def _check_whole(path: Path, metadata: Mapping[str, Any]) -> None:

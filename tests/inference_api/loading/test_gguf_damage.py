@@ -323,7 +323,7 @@ def test_tokenizer_that_cannot_be_read_is_a_fault_of_the_model(
     [found] = check_one(file, EngineOptions(device="cpu", max_rows=1))
     assert expected in found
     with pytest.raises(StartupError):
-        vocabulary(read_gguf(file).metadata)
+        vocabulary(read_gguf(file).file.metadata)
 
 
 def test_pieces_that_join_in_more_ways_than_any_are_refused(
