@@ -142,12 +142,12 @@ def kept_secret() -> str:
     """Returns the secret of the server in this directory. Raises ValueError."""
     try:
         secret = SECRET_PATH.read_text(encoding="utf-8")
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         secret = ""
     if not secret:
         raise ValueError(
-            "there is no secret; pass --secret, set JWT_SECRET, or run this in the directory in "
-            f"which `make serve` wrote {SECRET_PATH}"
+            "there is no secret that can be read; pass --secret, set JWT_SECRET, or run this in "
+            f"the directory in which `make serve` wrote {SECRET_PATH}"
         )
     return secret
 

@@ -125,6 +125,17 @@ def test_add_makes_a_token_of_the_team_with_the_kept_secret(tmp_path: Path) -> N
     assert named == {"team_id": "a", "token_id": "b"}
 
 
+@pytest.mark.parametrize("content", [None, b"", b"\xff"], ids=["a folder", "empty", "no text"])
+def test_a_kept_secret_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    kept = tmp_path / jwt_util.SECRET_PATH
+    kept.parent.mkdir()
+    if content is None:
+        kept.mkdir()
+    else:
+        kept.write_bytes(content)
+    assert "no secret that can be read; pass --secret, set JWT_SECRET" in fail("add", "research")
+
+
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
 def test_algorithm_is_used_and_pinned(algorithm: str) -> None:
     token = succeed("--secret", "s", "--algorithm", algorithm, "encode", CLAIMS)
