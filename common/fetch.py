@@ -120,7 +120,11 @@ def connected(
         watchdog.daemon = True
         watchdog.start()
         try:
-            connection.sock = _secured(plain, host, tls or _public_tls()) if is_tls else plain
+            connection.sock = plain
+            if is_tls:
+                tls = tls or _public_tls()
+                plain.getpeername()  # raises if the peer is gone, where TLS would leak the socket
+                connection.sock = tls.wrap_socket(plain, server_hostname=host)
             yield connection
         finally:
             watchdog.cancel()
@@ -134,11 +138,6 @@ def _public_tls() -> ssl.SSLContext:
     tls = ssl.create_default_context()  # the system's certificates, or SSL_CERT_FILE's
     tls.load_verify_locations(certifi.where())
     return tls
-
-
-def _secured(plain: socket.socket, host: str, tls: ssl.SSLContext) -> ssl.SSLSocket:
-    plain.getpeername()  # raises if the peer is gone, where `wrap_socket` would leak the socket
-    return tls.wrap_socket(plain, server_hostname=host)
 
 
 def _end(watched: socket.socket) -> None:

@@ -4,6 +4,7 @@ Event loop only, unless stated otherwise.
 """
 
 import asyncio
+import json
 import logging
 from functools import partial
 
@@ -18,7 +19,7 @@ from proxy.clients.crowd import Crowd
 from proxy.clients.origins import PREFLIGHT_HEADERS, cors_headers, is_preflight
 from proxy.errors import ProxyError
 from proxy.metrics import Gauges, Metrics
-from proxy.probes import Answer, MetricsPort, health, readiness
+from proxy.probes import Answer, MetricsPort
 from proxy.settings import Settings
 from proxy.upstreams.health import HealthChecks
 from proxy.visits import ProxyParts, Visits
@@ -184,8 +185,14 @@ class ProxyApp:
     def _probe(self, path: str) -> Answer | None:
         """Returns the answer for /health and /ready; None for any other path."""
         if path == "/health":
-            return health(all(each.is_alive for each in self._repeated))
-        return readiness(self._why_not_ready()) if path == "/ready" else None
+            is_alive = all(each.is_alive for each in self._repeated)
+            status, body = (200, b"OK") if is_alive else (500, b"a part of the proxy has died")
+            return status, "text/plain; charset=utf-8", body
+        if path != "/ready":
+            return None
+        why_not = self._why_not_ready()
+        body = json.dumps({"status": why_not or "ready"}).encode()
+        return 503 if why_not else 200, "application/json", body
 
     def _why_not_ready(self) -> str | None:
         if self._visits.is_draining:

@@ -4,8 +4,8 @@
 import sys
 
 from proxy.errors import StartupError
-from proxy.server import gunicorn_options
 from proxy.settings import Settings
+from proxy.worker import gunicorn_options
 
 try:
     globals().update(gunicorn_options(Settings.load()))

@@ -5,7 +5,6 @@ all three, also during a drain. Event loop only.
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 
@@ -23,16 +22,6 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 64
 
 Answer = tuple[int, str, bytes]  # status, content type, body
-
-
-def health(is_alive: bool) -> Answer:
-    status, body = (200, b"OK") if is_alive else (500, b"a part of the proxy has died")
-    return status, "text/plain; charset=utf-8", body
-
-
-def readiness(why_not: str | None) -> Answer:
-    body = json.dumps({"status": why_not or "ready"}).encode()
-    return 503 if why_not else 200, "application/json", body
 
 
 class MetricsPort:

@@ -26,7 +26,6 @@ from proxy.access.policy import Policy, parse_policy
 from proxy.app import ProxyApp
 from proxy.errors import StartupError
 from proxy.files import WatchedFile, opened, validated
-from proxy.server import gunicorn_options, logging_config
 from proxy.settings import MIN_SECRET_BYTES, Settings
 from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.endpoint_slices import ApiServer, EndpointSlices, Services
@@ -40,6 +39,7 @@ from proxy.upstreams.specs import (
     parse_upstreams,
 )
 from proxy.visits import ProxyParts
+from proxy.worker import gunicorn_options, logging_config
 
 log = logging.getLogger(__name__)
 

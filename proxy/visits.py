@@ -171,7 +171,7 @@ class Visits:
             else:
                 await self._relay(visit, reply)
         finally:
-            visit.exchange.set_source_reading = None
+            visit.exchange.set_source_reading = lambda _: None
             reply.close()
             record.replica_cents = reply.replica_cents
 

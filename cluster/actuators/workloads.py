@@ -67,11 +67,14 @@ class Container(_Part):
     ports: Some[ContainerPort] = ()
 
 
-class Condition(_Part):
-    type: str
-    status: str
+class Reason(_Part):
     reason: str = ""
     message: str = ""
+
+
+class Condition(Reason):
+    type: str
+    status: str
 
 
 class _Workload(_Part):
@@ -118,11 +121,6 @@ class Deployment(_Workload):
             (each.message for each in self.conditions
              if each.type == "ReplicaFailure" and each.status == "True"), ""
         )[:MAX_REASON_CHARS]  # fmt: skip
-
-
-class Reason(_Part):
-    reason: str = ""
-    message: str = ""
 
 
 class ContainerStatus(_Part):

@@ -1,11 +1,13 @@
 """Finds token counts and texts in an answer while its bytes pass: in a JSON document, and in the
 data of server-sent events. It keeps few bytes in memory, however long a document is and however
-deep it nests.
+deep it nests. `Inflater` decompresses, which an upstream may make necessary though unasked.
 
 Quotation marks inside strings are escaped, so text is never taken for a key, however it is cut.
 """
 
 import re
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,6 +42,13 @@ NUM_KIND_BYTES = len(BOM) + len(b"data: ")  # bytes of a line that show its kind
 _LINE_END = re.compile(rb"\r\n?|\n")
 # The form in which nearly all servers write events.
 _USUAL_EVENTS = re.compile(rb"(?:data: [^\r\n]++\n\n)++")
+ENCODINGS = frozenset({"gzip", "x-gzip", "deflate"})
+MAX_PIECE_BYTES = 64 * 1024
+# Beyond MAX_FREE_BYTES plus this many times its size, a body is a bomb. Events shrink 30 times.
+MAX_GROWTH = 64
+MAX_FREE_BYTES = 1024 * 1024
+WITH_HEADER = zlib.MAX_WBITS | 32  # zlib's flag for either header, gzip's or its own
+WITHOUT_HEADER = -zlib.MAX_WBITS  # raw data, which some servers call deflate
 
 
 @dataclass(slots=True)
@@ -336,3 +345,41 @@ class EventReader:
             self.num_texts += 1
             self.tally.is_stale = scan is None or not scan.has_usage
         return scan is not None and scan.has_usage and scan.has_no_choices
+
+
+@dataclass(slots=True)
+class Inflater:
+    """Decompresses a body as it comes, at most MAX_PIECE_BYTES at a time."""
+
+    _stream: "zlib._Decompress | None" = None  # None: the format is not known yet
+    _begin: bytes = b""
+    _num_in: int = 0
+    _num_out: int = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yields the content. Raises ValueError for damaged data, another format, or a bomb."""
+        self._num_in += len(data)
+        if self._stream is None:
+            data = self._begin = self._begin + data
+            if len(data) < 2:
+                return
+            self._stream = zlib.decompressobj(WITH_HEADER if _has_header(data) else WITHOUT_HEADER)
+        piece = b""
+        while data or len(piece) == MAX_PIECE_BYTES:
+            try:
+                piece = self._stream.decompress(data, MAX_PIECE_BYTES)
+            except zlib.error as error:
+                raise ValueError("neither gzip nor deflate") from error
+            self._num_out += len(piece)
+            if self._num_out > MAX_FREE_BYTES + MAX_GROWTH * self._num_in:
+                raise ValueError("a bomb")
+            yield piece
+            data = self._stream.unconsumed_tail
+            if self._stream.eof and (data := self._stream.unused_data):
+                self._stream = zlib.decompressobj(WITH_HEADER)
+
+
+def _has_header(data: bytes) -> bool:
+    """Returns whether data begins with gzip's magic number, or zlib's (RFC 1950, section 2.2)."""
+    is_zlib = data[0] & 15 == 8 and int.from_bytes(data[:2]) % 31 == 0
+    return data.startswith(b"\x1f\x8b") or is_zlib

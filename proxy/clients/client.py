@@ -40,7 +40,7 @@ class Exchange:
         self.head, self.body, self.client = head, body, client
         self.abort_reason: Outcome | None = None
         # Holds back the upstream's side of an answer that is being relayed, or lets it go on.
-        self.set_source_reading: Callable[[bool], None] | None = None
+        self.set_source_reading: Callable[[bool], object] = lambda _: None
         self._task: asyncio.Task[None] | None = None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -64,11 +64,6 @@ class Exchange:
     def end(self) -> None:
         """Ends the work. Drops the task, because it and this object would keep each other alive."""
         self._task = None
-
-    def set_flowing(self, is_flowing: bool) -> None:
-        """Called when the client stops taking what is written, or takes it again."""
-        if self.set_source_reading is not None:
-            self.set_source_reading(is_flowing)
 
 
 class Service(Protocol):
@@ -147,13 +142,13 @@ class ClientConnection(asyncio.Protocol):
             # `_expire_writing` watches it from now on: the kernel takes a small window for none.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         if self._exchange is not None:
-            self._exchange.set_flowing(False)
+            self._exchange.set_source_reading(False)
 
     def resume_writing(self) -> None:
         self.is_congested = False
         self.deadline_s = math.inf
         if self._exchange is not None:
-            self._exchange.set_flowing(True)
+            self._exchange.set_source_reading(True)
         elif self.wait is Wait.CLOSE:
             self.deadline_s = self._loop.time() + LINGER_S
         elif not self._transport.is_closing():

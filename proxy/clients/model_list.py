@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from proxy.clients.inflater import ENCODINGS, Inflater
+from proxy.clients.answer_scan import ENCODINGS, Inflater
 
 LIST_PATH = "/v1/models"
 MAX_LIST_BYTES = 1024 * 1024

@@ -8,8 +8,15 @@ bytes of the request, those of the answer from the bytes of its text.
 import re
 from typing import NamedTuple
 
-from proxy.clients.answer_scan import EventEnd, EventReader, JsonScan, Tally, parse_whole
-from proxy.clients.inflater import ENCODINGS, Inflater
+from proxy.clients.answer_scan import (
+    ENCODINGS,
+    EventEnd,
+    EventReader,
+    Inflater,
+    JsonScan,
+    Tally,
+    parse_whole,
+)
 
 # Headers that a meter needs. The last is Hearth's own: the number of the prompt's tokens.
 METERED_HEADERS = ("content-type", "content-encoding", "x-prompt-tokens")

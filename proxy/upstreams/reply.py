@@ -78,15 +78,15 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade:
-            self._break(UpstreamBroken("unasked-for change of protocol"))
+            self.give_up(UpstreamBroken("unasked-for change of protocol"))
         except HttpParserError as error:
             # Bytes after the end of a body are dropped, together with the connection.
             if self.is_whole:
                 self._can_go_on = False
             else:
-                self._break(error.__context__ or error)
+                self.give_up(error.__context__ or error)
         if self.head is None and self._num_head_bytes > MAX_HEAD_BYTES:
-            self._break(UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes"))
+            self.give_up(UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes"))
         self._hand_over()
 
     def eof_received(self) -> None:
@@ -98,9 +98,9 @@ class UpstreamConnection(asyncio.Protocol):
         elif exc is None and self._close_delimited_end():
             pass
         elif not self.has_answered:
-            self._break(StaleConnection() if self.is_reused else exc or EOFError("closed"))
+            self.give_up(StaleConnection() if self.is_reused else exc or EOFError("closed"))
         else:
-            self._break(exc or EOFError("closed before the end of its answer"))
+            self.give_up(exc or EOFError("closed before the end of its answer"))
         self._can_go_on = False
         self.resume_writing()
 
@@ -200,10 +200,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.resume_reading()  # paused if the last client was slow
         self.is_reused = True
         self.idle_since_s = self._loop.time()
-
-    def give_up(self, error: Exception) -> None:
-        """Aborts the connection. The waiting reader gets this error instead of the answer."""
-        self._break(error)
 
     def abort(self) -> None:
         self._parser = self._take = None
@@ -310,7 +306,8 @@ class UpstreamConnection(asyncio.Protocol):
         elif self.is_whole:
             self._ended.set_result(None)
 
-    def _break(self, error: BaseException) -> None:
+    def give_up(self, error: BaseException) -> None:
+        """Aborts the connection. The waiting reader gets this error instead of the answer."""
         if self._error is None:
             self._error = error if isinstance(error, Exception) else EOFError(repr(error))
         self._can_go_on = False

@@ -88,7 +88,10 @@ class Sleepers:
             try:
                 async with asyncio.timeout_at(deadline_s):
                     while not self._balancer.has_alternative(hints):
-                        self._check_time(self._of(hints) or sleeper, deadline_s)
+                        ready_in_s = (self._of(hints) or sleeper).ready_in_s
+                        left_s = deadline_s - asyncio.get_running_loop().time()
+                        if ready_in_s is not None and ready_in_s > left_s:
+                            raise ServerStarting(ready_in_s)
                         await self._has_changed.wait()
             except TimeoutError:
                 raise ServerStarting((self._of(hints) or sleeper).ready_in_s) from None
@@ -129,12 +132,6 @@ class Sleepers:
             yield
         finally:
             self._waiting[server] -= 1
-
-    def _check_time(self, sleeper: Sleeper, deadline_s: float) -> None:
-        """Raises ServerStarting if no replica is expected in time."""
-        left_s = deadline_s - asyncio.get_running_loop().time()
-        if sleeper.ready_in_s is not None and sleeper.ready_in_s > left_s:
-            raise ServerStarting(sleeper.ready_in_s)
 
     async def _ask(self) -> None:
         if (url := self._settings.cluster_url) is None:

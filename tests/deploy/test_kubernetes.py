@@ -15,9 +15,9 @@ from lab.kit.servers import ROOT
 from optimizer.metrics import ReplicaGauges
 from optimizer.settings import Settings as OptimizerSettings
 from optimizer.state import SystemState
-from proxy.server import GRACE_S as PROXY_GRACE_S
 from proxy.settings import Settings as ProxySettings
 from proxy.upstreams.endpoint_slices import PORT_NAME, Services
+from proxy.worker import GRACE_S as PROXY_GRACE_S
 from tests.deploy.manifests import (
     FOLDER,
     OVERLAYS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.audit import AuditRecord, Outcome
-from proxy.server import AuditFile
+from proxy.worker import AuditFile
 from tests.full_disk import full_disk
 
 
