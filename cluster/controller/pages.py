@@ -14,6 +14,7 @@ from cluster.engines import HEARTH, MAX_COUNT, Counters, Engine, parse_counters
 from cluster.errors import MetricsUnread
 from cluster.replicas import Replica, ReplicaState
 from common.fetch import FetchBounds, FetchFailed, fetch
+from common.files import read_bounded
 
 MAX_PAGE_BYTES = 8 * 2**20
 MAX_TOKEN_BYTES = 16_384
@@ -94,8 +95,7 @@ def _token_of(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        with path.open(encoding="utf-8") as stream:
-            return stream.read(MAX_TOKEN_BYTES).strip()
+        return read_bounded(path, MAX_TOKEN_BYTES).decode().strip()
     except (OSError, ValueError) as error:
         raise MetricsUnread(f"proxy.token_file {path} cannot be read ({error})") from error
 

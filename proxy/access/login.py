@@ -83,7 +83,9 @@ async def _enter(gate: Gate, head: RequestHead, form: bytes) -> Page:
     if len(token) > MAX_COOKIE_TOKEN_CHARS:
         fault = f"Browsers keep tokens of at most {MAX_COOKIE_TOKEN_CHARS} characters."
         return _refused(400, fault, fault)
-    cookie = _cookie(token, _is_secure(head), _seconds_left(principal))
+    # Behind a TLS terminator only the browser's Origin tells, which forms always send.
+    is_secure = head.scheme == "https" or head.fields.get("origin", "").startswith("https://")
+    cookie = _cookie(token, is_secure, _seconds_left(principal))
     return Page(303, [("Location", "/"), ("Set-Cookie", cookie)])
 
 
@@ -106,13 +108,6 @@ def _cookie(token: str, is_secure: bool, max_age_s: int | None) -> str:
     if is_secure:
         cookie += "; Secure"
     return cookie if max_age_s is None else f"{cookie}; Max-Age={max_age_s}"
-
-
-def _is_secure(head: RequestHead) -> bool:
-    """Returns whether the browser uses https. Behind a TLS terminator only its Origin tells, which
-    forms always send."""
-    origin = head.fields.get("origin", "")
-    return head.scheme == "https" or origin.startswith("https://")
 
 
 def _seconds_left(principal: Principal) -> int | None:

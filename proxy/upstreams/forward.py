@@ -330,22 +330,18 @@ def _is_whole(upload: asyncio.Task[None]) -> bool:
     return upload.done() and not upload.cancelled() and upload.exception() is None
 
 
-def _fields_for(upstream: Upstream, fields: Headers) -> Headers:
-    """Returns the request's header fields, with the upstream's API key if it has one."""
-    if (key := upstream.key) is None:
-        return fields
-    return [*(each for each in fields if each[0].lower() != key[0].lower()), key]
-
-
 def _request_bytes(
     upstream: Upstream, request: InboundRequest, fields: Headers, asks_usage: bool
 ) -> bytes:
-    """Returns the request's head, and the received part of its body. `asks_usage` adds a question
+    """Returns the request's head, with the upstream's API key if it has one, and the received part
+    of its body. `asks_usage` adds a question
     for usage to the body."""
     head, body = request.head, request.body
     target = head.target if head.target == "*" else upstream.base_path + head.target
     lines = [f"{head.method} {target} HTTP/1.1", f"Host: {upstream.host}"]
-    lines += [f"{name}: {value}" for name, value in _fields_for(upstream, fields)]
+    if (key := upstream.key) is not None:
+        fields = [*(each for each in fields if each[0].lower() != key[0].lower()), key]
+    lines += [f"{name}: {value}" for name, value in fields]
     prefix = asking_usage(body.prefix) if asks_usage else body.prefix
     if body.is_complete:
         if body.is_chunked or body.length is not None:
