@@ -184,9 +184,9 @@ def describe_models(
         make = partial(make_runner, kernels_of=kernels_of, packed=packed, place=place)
         runner = make(folder, replace(options, assistant=assistant))
         drafter = None
-        if model.used_draft_model is not None and assistant is None:
-            of_drafter = replace(options, max_seq_len=runner.max_seq_len)
-            drafter = make_drafter(model, folder, of_drafter, make)
+        if assistant is None:
+            drafter = make_drafter(model, folder, options, runner.max_seq_len, make)
+        if drafter is not None:
             pair = (runner, drafter)
             shares = cache_shares([each.footprint for each in pair])
             for each, share in zip(pair, shares, strict=True):
@@ -228,19 +228,17 @@ def find_assistant(model: ModelSettings) -> Path | None:
 
 
 def make_drafter(
-    model: ModelSettings, model_dir: Path, options: EngineOptions, make: Make
-) -> "LocalRunner":
-    """Returns the runner of DRAFT_MODEL. Raises StartupError if it cannot draft for this model.
-
-    `options` are those of the model, with its context length. `make` makes runners.
-    """
+    model: ModelSettings, model_dir: Path, options: EngineOptions, max_seq_len: int, make: Make
+) -> "LocalRunner | None":
+    """Returns the runner of DRAFT_MODEL, if set. Raises StartupError if it cannot draft for this
+    model. `options` and `max_seq_len` are the model's. `make` makes runners."""
     from inference_api.loading.checkpoint import load_config, locate
     from inference_api.loading.drafting import draft_faults
 
-    assert model.used_draft_model is not None
+    if model.used_draft_model is None:
+        return None
     folder = locate(model.used_draft_model, setting="DRAFT_MODEL")
     config = load_config(folder)
     if faults := draft_faults(model_dir, folder, config):
         raise StartupError(faults)
-    assert options.max_seq_len is not None
-    return make(folder, options.of_draft(options.max_seq_len, config))
+    return make(folder, options.of_draft(max_seq_len, config))

@@ -36,11 +36,8 @@ def load_split_model(settings: Settings) -> LoadedModel:
     join = partial(Ring.join, ranks, timeout_s=settings.split_timeout_s)
     runner = PipelineRunner(make_part, split, join)
     runner.load()  # may reduce `max_seq_len` if a rank has too little memory
-    drafter = None
-    if model.used_draft_model is not None:
-        of_drafter = replace(options, max_seq_len=runner.max_seq_len)
-        make = partial(make_runner, kernels_of=kernels_of)
-        drafter = make_drafter(model, folder, of_drafter, make)
+    make = partial(make_runner, kernels_of=kernels_of)
+    drafter = make_drafter(model, folder, options, runner.max_seq_len, make)
     served = describe_model(model, folder, runner, drafter, ByteBudget())
     if drafter is not None:
         drafter.load()
