@@ -27,8 +27,10 @@ def lark_of(spec: ConstraintSpec) -> str:
 
 
 def unusable(spec: ConstraintSpec, reason: str) -> InvalidRequest:
-    reason = " ".join(reason.split())[:300].rstrip(".")
-    return InvalidRequest(f"{spec.field} cannot be used: {reason}; change it.", spec.field)
+    said = first_line(reason)
+    if said.endswith(":"):  # the pattern comes next, and only then what is wrong
+        said = " ".join(reason.split())[:300]
+    return InvalidRequest(f"{spec.field} cannot be used: {said}; change it.", spec.field)
 
 
 def first_line(reason: str) -> str:

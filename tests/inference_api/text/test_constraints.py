@@ -145,6 +145,13 @@ def test_pattern_that_cannot_be_read_is_refused_with_what_is_wrong_in_it() -> No
         compiler.compile(ConstraintSpec("response_format", "json_schema", text))
 
 
+def test_refusal_shows_nothing_of_the_engines_own_grammar() -> None:
+    compiler = GrammarCompiler(load_tokenizer(EMBEDDED_MODEL, frozenset({0})), vocab_size=4096)
+    grammar = "start: thing\nthing: nobody\n"
+    with pytest.raises(InvalidRequest, match=r"^g cannot be used: [^|]*nobody[^|]*; change it\.$"):
+        compiler.compile(ConstraintSpec("g", "grammar", grammar))
+
+
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     compiler = GrammarCompiler(load_tokenizer(EMBEDDED_MODEL, frozenset({0})), vocab_size=4096)
