@@ -150,7 +150,6 @@ ROLE_BY_ROUTE: Mapping[str, Role] = {
 }
 
 METHODS = sorted({route.partition(" ")[0] for route in ROLE_BY_ROUTE})
-
 _PARAMETER = re.compile(r"\\\{\w+\\\}")
 _PATTERNS = [
     (re.compile(_PARAMETER.sub("(?s:.+)", re.escape(route))), role)
