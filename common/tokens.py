@@ -15,6 +15,8 @@ KEY_HEADERS = ("x-api-key", "api-key")  # clients of Anthropic and of Azure send
 def authorization_of(header: Callable[[str], str | None]) -> str | None:
     """Returns a request's Authorization, or a token in another header in its form. Two different
     tokens are joined by a comma, which no valid token contains."""
-    scheme, _, token = (header("authorization") or "Bearer").partition(" ")
-    tokens = {token.strip(), *(header(name) or "" for name in KEY_HEADERS)} - {""}
-    return f"{scheme} {','.join(sorted(tokens))}" if tokens else None
+    authorization = header("authorization")
+    if not (keys := {key for name in KEY_HEADERS if (key := header(name))}):
+        return authorization
+    scheme, _, token = (authorization or "Bearer").partition(" ")
+    return f"{scheme} {','.join(sorted({token.strip(), *keys} - {''}))}"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 from operator import attrgetter
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -30,6 +31,11 @@ class Outcome(StrEnum):
     CLIENT_STALLED = "client_stalled"
     UPSTREAM_BROKE = "upstream_broke"
     DRAINED = "drained"
+
+
+@lru_cache(maxsize=2)
+def _second(at_s: int) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 @dataclass(slots=True)
@@ -76,8 +82,8 @@ class AuditRecord:
         values = zip(_FIELDS, _values_of(self), strict=True)
         fields = {name: value for name, value in values if value is not None}
         fields["outcome"] = str(self.outcome)
-        at = datetime.fromtimestamp((self.ended_ns or time.time_ns()) / 10**9, UTC)
-        line = {"time": at.isoformat(timespec="microseconds"), **fields}
+        seconds, part_ns = divmod(self.ended_ns or time.time_ns(), 10**9)
+        line = {"time": f"{_second(seconds)}.{part_ns // 1000:06}+00:00", **fields}
         try:
             return to_json(line).decode()
         except PydanticSerializationError:

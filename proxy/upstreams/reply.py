@@ -50,8 +50,7 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpResponseParser | None = None  # None: between conversations
-        self._has_room = asyncio.Event()  # for more of a request's body
-        self._has_room.set()
+        self._has_room: asyncio.Event | None = None  # for more of a request's body; None: always
         self._head_waiter: asyncio.Future[ReplyHead] | None = None
         self.is_reused = False
         self.has_answered = False  # a byte of the answer has come
@@ -105,10 +104,11 @@ class UpstreamConnection(asyncio.Protocol):
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        self._has_room.clear()
+        self._has_room = asyncio.Event()
 
     def resume_writing(self) -> None:
-        self._has_room.set()
+        if self._has_room is not None:
+            self._has_room.set()
 
     # Users of the connection call these.
 
@@ -136,7 +136,8 @@ class UpstreamConnection(asyncio.Protocol):
         """Sends more of the request's body. Returns when there is room for more."""
         if not self._transport.is_closing():
             self._transport.write(data)
-        await self._has_room.wait()
+        if self._has_room is not None:
+            await self._has_room.wait()
 
     def end_request(self) -> None:
         """Called when the whole request body has been sent."""
