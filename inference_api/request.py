@@ -168,7 +168,7 @@ class GenerationRequest:
     not_stopping: bytes | None = None  # with `min_tokens`, a bit for each id: it is no stop token
     arrived_s: float = 0.0  # arrival on the monotonic clock
     grammar: Grammar | None = None
-    caller: Caller | None = None
+    caller: Caller = Caller("")
 
     @property
     def needs_whole_prompt(self) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 
 from common.connections.disconnects import DisconnectWatcher
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.record import EndedGeneration, GenerationRecord, Observer
+from inference_api.core.record import GenerationRecord, Observer
 from inference_api.core.served_model import ServedModel
 from inference_api.core.timeline import Timeline
 from inference_api.errors import ContextTooLong, HearthError, InvalidRequest, QueueFull
@@ -56,6 +56,7 @@ class TextGeneration:
         self.error: HearthError | None = None  # the error that ended it
         self.is_abandoned = False
         self.kept_token_ids = text.kept
+        self.prompt_tokens: Sequence[int] = request.prompt_tokens
         self._request = request
         self._events = request.output
         self._text = text
@@ -112,10 +113,6 @@ class TextGeneration:
         """From the first event on: the switch this request waited for, if any."""
         return self._timeline.switch
 
-    @property
-    def prompt_tokens(self) -> Sequence[int]:
-        return self._request.prompt_tokens
-
     def abandon(self) -> None:
         """Wake the thread that waits here, because the client has gone. Any thread may call it."""
         self.is_abandoned = True
@@ -129,7 +126,7 @@ class TextGeneration:
     def record(self) -> GenerationRecord:
         """Returns the figures of the generation so far."""
         reason = self.finish_reason or FinishReason.CANCELLED
-        return self._timeline.record(self._request, str(reason))
+        return self._timeline.record(self._request, str(reason), self.error)
 
     @property
     def has_started(self) -> bool:
@@ -257,7 +254,7 @@ class Generations:
             request = request_of(admitted, output, prompt, params)
             generation = TextGeneration(request, text, stop, timeline)
             unless_queued.callback(generation.close)
-            generation.at_end(lambda: self._report_end(generation, caller))
+            generation.at_end(lambda: self._report_end(generation))
             generation.at_end(lambda: backend.cancel(request))
             backend.input_queue.put(request, is_first)
             if caller.connection is not None:
@@ -270,13 +267,12 @@ class Generations:
             unless_queued.pop_all()
         return generation
 
-    def _report_end(self, generation: TextGeneration, caller: Caller) -> None:
+    def _report_end(self, generation: TextGeneration) -> None:
         """Report the end of a generation to all observers, if it had its first event."""
         if generation.has_started:
-            record, session_id = generation.record(), generation.session_id
-            ended = EndedGeneration(record, caller, session_id, generation.error)
+            record = generation.record()
             for observer in self.observers:
-                observer.ended(ended)
+                observer.ended(record)
 
 
 def request_of(

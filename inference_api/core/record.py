@@ -9,8 +9,10 @@ from inference_api.request import Caller, Switch
 
 @dataclass(frozen=True, slots=True)
 class GenerationRecord:
-    """Figures of an ended generation, made by its request thread."""
+    """A generation and its figures, made by its request thread."""
 
+    caller: Caller
+    session_id: str
     model: str
     prompt_tokens: int
     reused_tokens: int  # prompt tokens that needed no prefill
@@ -28,16 +30,7 @@ class GenerationRecord:
     depths: DraftDepths = field(default_factory=DraftDepths)  # only tokens in the answer count
     tokens_per_step: float | None = None
     switch: Switch | None = None  # set if the request waited for its model to be loaded
-
-
-@dataclass(frozen=True, slots=True)
-class EndedGeneration:
-    """An ended generation that had its first event. `error` is the error that ended it, if any."""
-
-    record: GenerationRecord
-    caller: Caller
-    session_id: str
-    error: HearthError | None
+    error: HearthError | None = None  # the error that ended it
 
 
 class Observer:
@@ -46,5 +39,5 @@ class Observer:
     def refused(self, caller: Caller, model: str, error: HearthError) -> None:
         """The request ended before its first token."""
 
-    def ended(self, ended: EndedGeneration) -> None:
-        """The generation is over."""
+    def ended(self, record: GenerationRecord) -> None:
+        """The generation, which had its first event, is over."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.record import GenerationRecord
+from inference_api.errors import HearthError
 from inference_api.request import GenerationRequest, Switch
 
 FIRST_TOKENS = 10  # the early rate covers this many tokens after the first
@@ -48,12 +49,16 @@ class Timeline:
         self._reused_tokens = reused_tokens
         self.switch = switch
 
-    def record(self, request: GenerationRequest, finish_reason: str) -> GenerationRecord:
+    def record(
+        self, request: GenerationRequest, finish_reason: str, error: HearthError | None = None
+    ) -> GenerationRecord:
         first_s = self._last_s if self._first_s is None else self._first_s
         num_tokens = self.completion_tokens
         early_tokens = min(num_tokens - 1, FIRST_TOKENS)
         early_end_s = self._last_s if self._early_s is None else self._early_s
         return GenerationRecord(
+            caller=request.caller,
+            session_id=request.output.session_id,
             model=request.model,
             prompt_tokens=len(request.prompt_tokens),
             reused_tokens=self._reused_tokens,
@@ -71,6 +76,7 @@ class Timeline:
             depths=self.depths.copy(),
             tokens_per_step=num_tokens / self._num_steps if self._num_steps else None,
             switch=self.switch,
+            error=error,
         )
 
 

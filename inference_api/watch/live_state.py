@@ -86,13 +86,12 @@ class LiveState:
         return [*busy, *[None] * (self.backend.max_users - len(busy))]
 
     def _row(self, row: UserRow, now_s: float) -> Json:
-        caller = row.request.caller
         prompt_tokens = len(row.request.prompt_tokens)
         model = {"model": row.request.model} if len(self.backend.served) > 1 else {}
         return model | {
             "session_id": row.request.output.session_id,
-            "request_id": caller and caller.request_id,
-            "team_id": caller and caller.team_id,
+            "request_id": row.request.caller.request_id,
+            "team_id": row.request.caller.team_id,
             "phase": _phase(row),
             "prompt_tokens": prompt_tokens,
             "cached_tokens": min(row.num_cached, prompt_tokens),

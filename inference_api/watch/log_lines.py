@@ -2,7 +2,7 @@
 
 import logging
 
-from inference_api.core.record import EndedGeneration, Observer
+from inference_api.core.record import GenerationRecord, Observer
 
 logger = logging.getLogger(__name__)
 
@@ -14,12 +14,11 @@ class LogLines(Observer):
         """`names_model` says whether the lines name the model."""
         self._names_model = names_model
 
-    def ended(self, ended: EndedGeneration) -> None:
-        record, caller = ended.record, ended.caller
+    def ended(self, record: GenerationRecord) -> None:
         fields = {
-            "request_id": caller.request_id,
-            "team_id": caller.team_id or "-",
-            "session_id": ended.session_id,
+            "request_id": record.caller.request_id,
+            "team_id": record.caller.team_id or "-",
+            "session_id": record.session_id,
             "prompt_tokens": record.prompt_tokens,
             "completion_tokens": record.completion_tokens,
             "queue_ms": _ms(record.queue_s),
@@ -27,12 +26,12 @@ class LogLines(Observer):
             "itl_ms": _ms(1 / record.tokens_per_s if record.tokens_per_s else 0.0),
             "finish_reason": record.finish_reason,
         }
-        if ended.error is not None:
-            fields["error"] = ended.error.code
+        if record.error is not None:
+            fields["error"] = record.error.code
         if self._names_model:
             fields["model"] = record.model
-        if caller.left_aside:
-            fields["ignored"] = ",".join(caller.left_aside)
+        if record.caller.left_aside:
+            fields["ignored"] = ",".join(record.caller.left_aside)
         text = " ".join(f"{name}={value}" for name, value in fields.items())
         logger.info("generation %s", text, extra=fields)
 

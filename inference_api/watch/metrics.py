@@ -6,7 +6,7 @@ named VLLM_… give the same numbers vLLM's names, which autoscalers and dashboa
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import attrgetter
 
 from flask import Blueprint, Response
 from prometheus_client import (
@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from common.operations import operation
 from inference_api.core.draft_depths import DraftDepths
-from inference_api.core.record import EndedGeneration, Observer
+from inference_api.core.record import GenerationRecord, Observer
 from inference_api.core.status import ModelSnapshot
 
 MODEL = "model_name"
@@ -52,32 +52,21 @@ class ServerState:
 Gauges = dict[str, tuple[str, Callable[[ServerState], float]]]
 Counters = dict[str, tuple[str, str]]  # the second text is a field of `StepTotals`
 
+PAGES = {  # what pages are counted as, by field of `PageCounts`
+    "held": "that rows hold",
+    "cached": "that no row holds, kept for prompts that begin alike",
+    "free": "that hold nothing",
+}
 GAUGES: Gauges = {
-    "inference_rows_busy": (
-        "User rows that run a request.",
-        lambda state: state.snapshot.busy_rows,
-    ),
-    "inference_rows": ("User rows.", lambda state: state.user_rows),
-    "inference_queue_depth": ("Requests waiting for a row, or paused.", lambda state: state.queued),
-    "inference_pages_held": ("Pages that rows hold.", lambda state: state.snapshot.pages.held),
-    "inference_pages_cached": (
-        "Pages that no row holds, kept for prompts that begin alike.",
-        lambda state: state.snapshot.pages.cached,
-    ),
-    "inference_pages_free": ("Pages that hold nothing.", lambda state: state.snapshot.pages.free),
-    "inference_draft_pages_held": (
-        "Pages of the draft model that rows hold.",
-        lambda state: state.snapshot.draft_pages.held,
-    ),
-    "inference_draft_pages_cached": (
-        "Pages of the draft model that no row holds, kept for prompts that begin alike.",
-        lambda state: state.snapshot.draft_pages.cached,
-    ),
-    "inference_draft_pages_free": (
-        "Pages of the draft model that hold nothing.",
-        lambda state: state.snapshot.draft_pages.free,
-    ),
-    "inference_sessions": ("Sessions with an open stream.", lambda state: state.sessions),
+    "inference_rows_busy": ("User rows that run a request.", attrgetter("snapshot.busy_rows")),
+    "inference_rows": ("User rows.", attrgetter("user_rows")),
+    "inference_queue_depth": ("Requests waiting for a row, or paused.", attrgetter("queued")),
+    **{
+        f"inference_{pages}_{kind}": (f"Pages{of} {text}.", attrgetter(f"snapshot.{pages}.{kind}"))
+        for pages, of in (("pages", ""), ("draft_pages", " of the draft model"))
+        for kind, text in PAGES.items()
+    },
+    "inference_sessions": ("Sessions with an open stream.", attrgetter("sessions")),
 }
 VLLM_GAUGES: Gauges = {
     "vllm:num_requests_running": GAUGES["inference_rows_busy"],
@@ -144,26 +133,19 @@ VLLM_TOTALS = {  # vLLM's counters of ended generations: the name, help text
 }
 
 
-class DepthMetric(NamedTuple):
-    """A counter with a series for each depth of drafts."""
-
-    help_text: str
-    label: str
-    first: int  # label of the first depth
-    counts: Callable[[DraftDepths], Sequence[int]]
-
-
+# Counters with a series for each depth of drafts: the help text, a field of `DraftDepths`, and the
+# label with its first value.
 DEPTH_COUNTERS = {
-    "inference_drafted_tokens_by_depth": DepthMetric(
-        "Drafts as deep as that.", "depth", 1, lambda depths: depths.drafted_by_depth
+    "inference_drafted_tokens_by_depth": (
+        *("Drafts as deep as that.", "drafted_by_depth", "depth", 1),
     ),
-    "inference_accepted_tokens_by_depth": DepthMetric(
-        "Drafts accepted as deep as that.", "depth", 1, lambda depths: depths.accepted_by_depth
+    "inference_accepted_tokens_by_depth": (
+        *("Drafts accepted as deep as that.", "accepted_by_depth", "depth", 1),
     ),
 }
 VLLM_DEPTH_COUNTERS = {
-    "vllm:spec_decode_num_accepted_tokens_per_pos": DepthMetric(
-        "Drafts accepted up to a position.", "position", 0, lambda depths: depths.accepted_by_depth
+    "vllm:spec_decode_num_accepted_tokens_per_pos": (
+        *("Drafts accepted up to a position.", "accepted_by_depth", "position", 0),
     )
 }
 
@@ -232,8 +214,7 @@ class ServerMetrics(Observer):
         group = 1 << (batch_size - 1).bit_length() if batch_size else 0
         self._step_times.labels(model, group).observe(seconds)
 
-    def ended(self, ended: EndedGeneration) -> None:
-        record = ended.record
+    def ended(self, record: GenerationRecord) -> None:
         self._requests.labels(record.model, record.finish_reason).inc()
         for figure, histogram in self._recorded.items():
             histogram.labels(record.model).observe(getattr(record, figure))
@@ -295,10 +276,10 @@ class _StateCollector(Collector):
 
     def _of_drafts(self, depths: Mapping[str, DraftDepths]) -> Iterable[Metric]:
         """Yields the counters by depth of drafts, and a histogram of accepted tokens."""
-        for name, metric in self._by_depth.items():
-            counter = CounterMetricFamily(name, metric.help_text, labels=[MODEL, metric.label])
+        for name, (help_text, figure, label, first) in self._by_depth.items():
+            counter = CounterMetricFamily(name, help_text, labels=[MODEL, label])
             for model, of_model in depths.items():
-                for depth, count in enumerate(metric.counts(of_model), metric.first):
+                for depth, count in enumerate(getattr(of_model, figure), first):
                     counter.add_metric([model, str(depth)], count)
             yield counter
         histogram = HistogramMetricFamily(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import Lock
 
-from inference_api.core.record import EndedGeneration, Observer
+from inference_api.core.record import GenerationRecord, Observer
 from inference_api.errors import HearthError
 from inference_api.request import Caller
 
@@ -50,11 +50,10 @@ class RecentRequests(Observer):
         self._lock = Lock()  # a deque must not change while it is read
         self._requests: deque[RecentRequest] = deque(maxlen=MAX_REQUESTS)
 
-    def ended(self, ended: EndedGeneration) -> None:
-        record = ended.record
+    def ended(self, record: GenerationRecord) -> None:
         has_tokens = record.completion_tokens > 0
         request = replace(
-            self._request(ended.caller, record.model, ended.error),
+            self._request(record.caller, record.model, record.error),
             prompt_tokens=record.prompt_tokens,
             cached_tokens=record.reused_tokens,
             completion_tokens=record.completion_tokens,

@@ -6,7 +6,7 @@ the spans from recorded times, without the decode thread. A thread of the SDK se
 
 import time
 
-from inference_api.core.record import EndedGeneration, Observer
+from inference_api.core.record import GenerationRecord, Observer
 from inference_api.settings import Settings
 
 FLUSH_TIMEOUT_MS = 5000
@@ -54,16 +54,15 @@ class Tracing(Observer):
         self._provider.force_flush(FLUSH_TIMEOUT_MS)
         self._provider.shutdown()
 
-    def ended(self, ended: EndedGeneration) -> None:
+    def ended(self, record: GenerationRecord) -> None:
         """Record spans for the generation and its phases, in the caller's trace or a new one."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        record, caller = ended.record, ended.caller
         begun_ns = time.time_ns() - time.monotonic_ns() + int(record.begun_s * 1e9)
         generation = self._tracer.start_span(
             "generation",
-            context=TraceContextTextMapPropagator().extract(caller.trace_context),
+            context=TraceContextTextMapPropagator().extract(record.caller.trace_context),
             kind=SpanKind.SERVER,
             attributes={
                 "gen_ai.operation.name": "text_completion",
@@ -71,7 +70,7 @@ class Tracing(Observer):
                 "gen_ai.usage.input_tokens": record.prompt_tokens,
                 "gen_ai.usage.output_tokens": record.completion_tokens,
                 "gen_ai.response.finish_reasons": [record.finish_reason],
-                "hearth.request_id": caller.request_id,
+                "hearth.request_id": record.caller.request_id,
             },
             start_time=begun_ns,
         )

@@ -25,7 +25,7 @@ from cluster.controller.demand import (
 from cluster.engines import ENGINES, Counters, parse_counters
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, ReplicaState
-from inference_api.core.record import EndedGeneration, GenerationRecord
+from inference_api.core.record import GenerationRecord
 from inference_api.core.status import ModelSnapshot
 from inference_api.request import Caller
 from inference_api.watch.metrics import ServerMetrics, ServerState
@@ -33,9 +33,9 @@ from tests.cluster.foreign_engine import PAGES, Engine
 
 STATE = ServerState(32, queued=2, sessions=5, snapshot=ModelSnapshot(busy_rows=3))
 RECORD = GenerationRecord(
-    model="m", prompt_tokens=100, reused_tokens=0, completion_tokens=50, begun_s=0.0, queue_s=0.0,
-    prefill_s=0.05, decode_s=0.5, ttft_s=0.25, e2e_s=0.8, finish_reason="stop", tokens_per_s=1.0,
-    early_tokens_per_s=None, mean_batch_size=1.0,
+    Caller("r"), "s", model="m", prompt_tokens=100, reused_tokens=0, completion_tokens=50,
+    begun_s=0.0, queue_s=0.0, prefill_s=0.05, decode_s=0.5, ttft_s=0.25, e2e_s=0.8,
+    finish_reason="stop", tokens_per_s=1.0, early_tokens_per_s=None, mean_batch_size=1.0,
 )  # fmt: skip
 OLD_VLLM = """
 vllm:num_requests_running{model_name="m"} 4
@@ -72,9 +72,8 @@ llamacpp:requests_deferred 3
 
 def hearth_page(ended: int) -> str:
     metrics = ServerMetrics(["m"], lambda _: STATE)
-    gone = EndedGeneration(RECORD, Caller("r"), "s", None)
     for _ in range(ended):
-        metrics.ended(gone)
+        metrics.ended(RECORD)
         metrics.token_gap("m", 0.01)
     return generate_latest(metrics.registry).decode()
 

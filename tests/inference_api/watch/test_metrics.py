@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.core.draft_depths import DraftDepths
-from inference_api.core.record import EndedGeneration, GenerationRecord
+from inference_api.core.record import GenerationRecord
 from inference_api.core.served_model import StepTotals
 from inference_api.core.state.pool import PageCounts
 from inference_api.core.status import ModelSnapshot
@@ -22,8 +22,9 @@ from tests.inference_api.in_process import started
 
 LABELS = '{model_name="hearth-tiny"}'
 STATE = ServerState(32, 0, 0)
-RECORD = GenerationRecord("m", 1, 0, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "stop", None, None, 1.0)
-ENDED = EndedGeneration(RECORD, Caller("r-1", "search", "/inference"), "s", None)
+CALLER = Caller("r-1", "search", "/inference")
+TIMES_S = (0.0,) * 6
+RECORD = GenerationRecord(CALLER, "s", "m", 1, 0, 1, *TIMES_S, "stop", None, None, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_pages_of_a_model_and_of_its_draft_model_are_told_apart() -> None:
 
 def test_cancelled_request_is_an_aborted_one_to_vllm() -> None:
     metrics = ServerMetrics(["m"], lambda name: STATE)
-    metrics.ended(replace(ENDED, record=replace(RECORD, finish_reason="cancelled")))
+    metrics.ended(replace(RECORD, finish_reason="cancelled"))
     labels = {"model_name": "m", "finished_reason": "abort"}
     assert metrics.registry.get_sample_value("vllm:request_success_total", labels) == 1
     ours = {"model_name": "m", "finish_reason": "cancelled"}
@@ -126,7 +127,7 @@ def test_cancelled_request_is_an_aborted_one_to_vllm() -> None:
 def test_models_are_told_apart() -> None:
     busy = {"a": ModelSnapshot(busy_rows=1), "b": ModelSnapshot(busy_rows=2)}
     metrics = ServerMetrics(["a", "b"], lambda model: replace(STATE, snapshot=busy[model]))
-    metrics.ended(replace(ENDED, record=replace(RECORD, model="b")))
+    metrics.ended(replace(RECORD, model="b"))
     metrics.token_gap("b", 0.1)
     metrics.stepped("b", 3, 0.1)
 

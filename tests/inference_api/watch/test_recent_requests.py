@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from inference_api.errors import QueueFull
 from inference_api.watch.recent_requests import MAX_REQUESTS, MAX_TEAM, RecentRequests
-from tests.inference_api.watch.test_metrics import ENDED, RECORD
+from tests.inference_api.watch.test_metrics import CALLER, RECORD
 
 
 def test_a_generation_is_told_with_its_timings() -> None:
@@ -13,7 +13,7 @@ def test_a_generation_is_told_with_its_timings() -> None:
         RECORD, model="m", prompt_tokens=9, reused_tokens=8, completion_tokens=5,
         queue_s=0.001, ttft_s=0.01, e2e_s=0.05, tokens_per_s=100.0,
     )  # fmt: skip
-    recent.ended(replace(ENDED, record=record))
+    recent.ended(record)
     (told,) = recent.newest_first()
     assert (told.ended_at, told.request_id, told.team_id) == (7.0, "r-1", "search")
     assert (told.route, told.model) == ("/inference", "m")
@@ -24,9 +24,8 @@ def test_a_generation_is_told_with_its_timings() -> None:
 
 def test_figures_of_what_did_not_happen_are_missing() -> None:
     recent = RecentRequests()
-    record = replace(RECORD, completion_tokens=0, finish_reason="cancelled")
-    recent.ended(replace(ENDED, record=record))
-    recent.refused(ENDED.caller, "m", QueueFull(1))
+    recent.ended(replace(RECORD, completion_tokens=0, finish_reason="cancelled"))
+    recent.refused(CALLER, "m", QueueFull(1))
     refused, cancelled = recent.newest_first()
     assert (cancelled.ttft_ms, cancelled.itl_ms, cancelled.total_ms) == (None, None, None)
     assert (refused.status, refused.error, refused.prompt_tokens) == (503, "queue_full", None)
@@ -35,7 +34,7 @@ def test_figures_of_what_did_not_happen_are_missing() -> None:
 def test_only_the_last_are_kept_and_no_name_is_long() -> None:
     recent = RecentRequests()
     for number in range(3 * MAX_REQUESTS):
-        caller = replace(ENDED.caller, request_id=str(number), team_id="t" * 10_000)
+        caller = replace(CALLER, request_id=str(number), team_id="t" * 10_000)
         recent.refused(caller, "m", QueueFull(1))
     kept = recent.newest_first()
     assert [int(each.request_id) for each in kept] == [*range(299, 199, -1)]
