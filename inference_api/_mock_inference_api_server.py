@@ -113,19 +113,6 @@ def _certain(token_id: int, draw: Draw) -> TokenLogprobs | None:
     return TokenLogprobs(0.0, 1, ((token_id, 0.0),)[: draw.sampling.num_logprobs])
 
 
-class StepPacer:
-    """Slows a loop down to a rate of steps, on an absolute schedule. For one thread."""
-
-    def __init__(self, steps_per_s: float) -> None:
-        self._period_s = 1.0 / steps_per_s
-        self._due_s = 0.0
-
-    def wait(self) -> None:
-        now_s = time.monotonic()
-        self._due_s = max(self._due_s + self._period_s, now_s)
-        time.sleep(self._due_s - now_s)
-
-
 def create_test_server(settings: Settings | None = None) -> Flask:
     """Returns the application of `create_server`, with three methods of its backend patched."""
     app = create_server(settings)
@@ -136,7 +123,7 @@ def create_test_server(settings: Settings | None = None) -> Flask:
 def _patch(backend: DecodeBackend) -> None:
     settings = backend.settings
     decode: Callable[[], None] = backend.decode
-    pacer = StepPacer(settings.mock_tokens_per_second)
+    due_s = 0.0
 
     def load_model_and_tokenizer() -> None:
         backend.take(
@@ -150,8 +137,11 @@ def _patch(backend: DecodeBackend) -> None:
         )
 
     def decode_at_the_set_pace() -> None:
+        nonlocal due_s
         if any(row is not None for row in backend.users):
-            pacer.wait()
+            now_s = time.monotonic()
+            due_s = max(due_s + 1.0 / settings.mock_tokens_per_second, now_s)
+            time.sleep(due_s - now_s)
         decode()
 
     patch.object(backend, "load_model_and_tokenizer", load_model_and_tokenizer).start()

@@ -73,7 +73,7 @@ class Answering:
         self, chat: Chat, writer_of: Callable[[ChosenModel, Tokenizer], Writer], streams: bool
     ) -> Response:
         """Returns the answers to a chat. `writer_of` makes the writer, once the model is chosen."""
-        chosen, model = self.model_of(chat)
+        chosen, model = self.choice.served(chat.model, chat.user_texts)
         leave_aside(chat.unread_by(model.tokenizer.dialect))
 
         def requests(model: ServedModel) -> Requests:
@@ -88,10 +88,6 @@ class Answering:
                 for each in reply.generations
             ]
             return reply.respond(writer_of(chosen, model.tokenizer), answers, len(prompt), streams)
-
-    def model_of(self, chat: Chat) -> tuple[ChosenModel, ServedModel]:
-        """Returns the chosen model. Raises UnknownModel, NotReady, Draining and BackendFailed."""
-        return self.choice.served(chat.model, chat.user_texts)
 
     @contextmanager
     def reply(

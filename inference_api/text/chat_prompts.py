@@ -9,6 +9,7 @@ template.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
@@ -68,25 +69,21 @@ def texts_in(value: object) -> Iterator[str]:
             yield from texts_in(child)
 
 
-def template_of(chat_template: ChatTemplate) -> Template:
+def render_template(template: ChatTemplate, messages: Sequence[Message], extras: Extras) -> str:
     """Renders messages. Raises InvalidRequest if the template refuses them."""
-
-    def render(messages: Sequence[Message], extras: Extras) -> str:
-        options = {"xml_tools": extras.tools} if extras.tools else {}  # SmolLM3's name for them
-        try:
-            return chat_template.render(
-                messages, extras.tools, extras.ending == "answer", {**options, **extras.options}
-            )
-        except MemoryError:
-            raise
-        except Exception as error:  # a template may raise anything
-            is_refusal = isinstance(error, TemplateError)  # its own, or for a missing name
-            reason = str(error)[:MAX_REASON] if is_refusal else f"{type(error).__name__} in it"
-            raise InvalidRequest(
-                f"The model's chat template refuses the messages: {reason}.", "messages"
-            ) from error
-
-    return render
+    options = {"xml_tools": extras.tools} if extras.tools else {}  # SmolLM3's name for them
+    try:
+        return template.render(
+            messages, extras.tools, extras.ending == "answer", {**options, **extras.options}
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # a template may raise anything
+        is_refusal = isinstance(error, TemplateError)  # its own, or for a missing name
+        reason = str(error)[:MAX_REASON] if is_refusal else f"{type(error).__name__} in it"
+        raise InvalidRequest(
+            f"The model's chat template refuses the messages: {reason}.", "messages"
+        ) from error
 
 
 def rendered(render: Template, messages: Sequence[Message], extras: Extras) -> str:
@@ -114,7 +111,9 @@ class ChatPrompts:
 
     def __init__(self, backend: "Backend", template: ChatTemplate | None) -> None:
         self._backend = backend
-        self._render = template_of(template) if template else plain_chat_prompt
+        self._render: Template = (
+            partial(render_template, template) if template else plain_chat_prompt
+        )
         self._adds_special_tokens = template is None  # a template writes all special tokens itself
         text = template.text if template else None
         self._specials = SpecialTokens(backend, self._adds_special_tokens)

@@ -36,7 +36,7 @@ def create_blueprint(answering: Answering) -> Blueprint:
     )
     def count_tokens() -> Response:
         chat = read(CountBody).chat()
-        _, model = answering.model_of(chat)
+        _, model = answering.choice.served(chat.model, chat.user_texts)
         with naming_prompt_field(chat.prompt_field):
             token_ids = model.prompt_encoder.encode_chat(chat.turns, chat.extras)
         return jsonify(TokenCount(input_tokens=len(token_ids)))

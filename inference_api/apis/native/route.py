@@ -5,7 +5,7 @@ Read it as the request does: body, prompt, queue, first event, then one chunk pe
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 
 from flask import Blueprint, Response
 
@@ -16,7 +16,6 @@ from inference_api.apis.native.body import NativeBody, StrictNativeBody, parse_n
 from inference_api.core.generations import Prompt, Requests, TextGeneration
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import HearthError
-from inference_api.settings import Settings
 from inference_api.web.caller import read
 from inference_api.web.errors import ROW_REFUSALS
 
@@ -26,42 +25,9 @@ Encode = Callable[[ServedModel, str], Prompt]
 Write = Callable[[NativeBody, TextGeneration], Iterator[bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Native:
-    """Answers the requests of all native routes."""
-
-    answering: Answering
-
-    @property
-    def settings(self) -> Settings:
-        return self.answering.generations.backend.settings
-
-    def answer(self, model: str, encode: Encode, write: Write, content_type: str) -> Response:
-        choice = self.answering.choice
-        choice.check(model)
-        is_strict = self.settings.has_strict_bounds(model)
-        body = read(StrictNativeBody if is_strict else NativeBody, parse_native_body)
-        chosen, params = choice.choose(model, [body.text]), body.params()
-
-        def requests(served: ServedModel) -> Requests:
-            return [(encode(served, body.text), params)]
-
-        with self.answering.reply(chosen, requests, "text") as reply:
-            [generation] = reply.generations
-            num_tokens, chunks = len(generation.prompt_tokens), write(body, generation)
-            return reply.streamed(chunks, content_type, num_tokens)
-
-    def raw_text(self, body: NativeBody, generation: TextGeneration) -> Iterator[bytes]:
-        if body.return_prompt:
-            yield body.text.encode()
-        for piece in generation.pieces():
-            yield piece.encode()
-        if self.settings.stream_end_marker:
-            yield self.settings.stream_end_marker.encode()
-
-
 def create_blueprint(answering: Answering) -> Blueprint:
-    blueprint, native = Blueprint("generate", __name__), _Native(answering)
+    blueprint, settings = Blueprint("generate", __name__), answering.generations.backend.settings
+    raw_text = partial(_raw_text, settings.stream_end_marker)
 
     # The rule has no `defaults`: with them, Werkzeug redirects requests that name the default.
     @blueprint.post("/inference")
@@ -71,8 +37,8 @@ def create_blueprint(answering: Answering) -> Blueprint:
         {200: "text/plain", **ROW_REFUSALS},
         NativeBody,
     )
-    def infer(model: str = native.settings.default_model.name) -> Response:
-        return native.answer(model, _plain, native.raw_text, RAW_TEXT)
+    def infer(model: str = settings.default_model.name) -> Response:
+        return _answer(answering, model, _plain, raw_text, RAW_TEXT)
 
     @blueprint.post("/predictions/<path:model>")
     @operation(
@@ -81,7 +47,7 @@ def create_blueprint(answering: Answering) -> Blueprint:
         NativeBody,
     )
     def predict(model: str) -> Response:
-        return native.answer(model, _turn, native.raw_text, RAW_TEXT)
+        return _answer(answering, model, _turn, raw_text, RAW_TEXT)
 
     @blueprint.post("/chat/<path:model>")
     @operation(
@@ -90,9 +56,26 @@ def create_blueprint(answering: Answering) -> Blueprint:
         NativeBody,
     )
     def chat(model: str) -> Response:
-        return native.answer(model, _turn, _chat_events, EVENT_STREAM)
+        return _answer(answering, model, _turn, _chat_events, EVENT_STREAM)
 
     return blueprint
+
+
+def _answer(
+    answering: Answering, model: str, encode: Encode, write: Write, content_type: str
+) -> Response:
+    answering.choice.check(model)
+    is_strict = answering.generations.backend.settings.has_strict_bounds(model)
+    body = read(StrictNativeBody if is_strict else NativeBody, parse_native_body)
+    chosen, params = answering.choice.choose(model, [body.text]), body.params()
+
+    def requests(served: ServedModel) -> Requests:
+        return [(encode(served, body.text), params)]
+
+    with answering.reply(chosen, requests, "text") as reply:
+        [generation] = reply.generations
+        num_tokens, chunks = len(generation.prompt_tokens), write(body, generation)
+        return reply.streamed(chunks, content_type, num_tokens)
 
 
 def _plain(model: ServedModel, text: str) -> Prompt:
@@ -101,6 +84,15 @@ def _plain(model: ServedModel, text: str) -> Prompt:
 
 def _turn(model: ServedModel, text: str) -> Prompt:
     return model.prompt_encoder.encode_chat([{"role": "user", "content": text}])
+
+
+def _raw_text(end_marker: str, body: NativeBody, generation: TextGeneration) -> Iterator[bytes]:
+    if body.return_prompt:
+        yield body.text.encode()
+    for piece in generation.pieces():
+        yield piece.encode()
+    if end_marker:
+        yield end_marker.encode()
 
 
 def _chat_events(body: NativeBody, generation: TextGeneration) -> Iterator[bytes]:

@@ -1,8 +1,7 @@
 """Writes the answers of `/v1/responses`, whole or as events."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from typing import Any, Literal, NotRequired
 
@@ -16,6 +15,7 @@ from inference_api.web.wire import WireDict
 
 Json = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class OutputText(WireDict):
@@ -117,7 +117,7 @@ class ResponseAnswer(WireDict):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: ResponseStatus
     model: str
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
@@ -138,7 +138,7 @@ class ResponseAnswer(WireDict):
     usage: NotRequired[ResponseUsage | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ResponseWriter:
     """Writes one response. `created_at` is in seconds since 1970."""
 
@@ -146,10 +146,6 @@ class ResponseWriter:
     model: str
     created_at: int
     body: ResponsesBody
-
-    @cached_property
-    def called_tools(self) -> Mapping[str, CalledTool]:
-        return self.body.called_tools()
 
     def complete(self, answers: Sequence[ChatAnswer]) -> ResponseAnswer:
         (answer,) = answers
@@ -220,7 +216,7 @@ class ResponseWriter:
         return {"type": f"response.{kind}", **of_part, **more}
 
     def _called(self, part: AnswerPart) -> CalledTool:
-        return self.called_tools.get(part.name) or CalledTool(part.name)
+        return self.body.called_tools.get(part.name) or CalledTool(part.name)
 
     def _form(self, part: AnswerPart) -> tuple[str, str]:
         return _FORMS[self._called(part).kind if part.kind == "call" else part.kind]
@@ -287,9 +283,7 @@ class ResponseWriter:
         }
         return response
 
-    def _response(
-        self, status: Literal["in_progress", "completed", "incomplete", "failed"], items: list[Item]
-    ) -> ResponseAnswer:
+    def _response(self, status: ResponseStatus, items: list[Item]) -> ResponseAnswer:
         body = self.body
         shown = {"text", "tool_choice", "tools"}  # and no `input`, which may be megabytes
         dumped = body.model_dump(by_alias=True, exclude_none=True, include=shown, warnings=False)

@@ -4,6 +4,7 @@ The server keeps no conversation: a client sends it whole each time, with the it
 answers unchanged.
 """
 
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -97,6 +98,7 @@ class ResponsesBody(ToolBody, SampledBody):
         names = {tool.name for tool in offered}
         return [*offered, *(tool for name, tool in found.items() if name not in names)]
 
+    @cached_property
     def called_tools(self) -> dict[str, CalledTool]:
         """Returns how calls are shown, by the tools' names in the prompt."""
         tools = [*tools_of(self.input), *(self.tools or ())]

@@ -11,7 +11,7 @@ import pytest
 from inference_api.errors import InvalidRequest, StartupError
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text import bounded_jinja
-from inference_api.text.chat_prompts import NO_EXTRAS, Extras, plain_chat_prompt, template_of
+from inference_api.text.chat_prompts import NO_EXTRAS, Extras, plain_chat_prompt, render_template
 from inference_api.text.chat_template import SIMPLEST, ChatTemplate
 from inference_api.text.tokenizer_config import read_tokenizer
 from inference_api.text.tokens import load_tokenizer
@@ -234,9 +234,9 @@ def test_messages_that_a_template_breaks_on_are_the_clients_fault(
 
 
 def test_want_of_memory_is_none_of_the_clients() -> None:
-    render = template_of(Mock(render=Mock(side_effect=MemoryError)))
+    template = Mock(render=Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
-        render(SIMPLEST, NO_EXTRAS)
+        render_template(template, SIMPLEST, NO_EXTRAS)
 
 
 @pytest.mark.parametrize(
