@@ -93,24 +93,16 @@ def sweep_rate(
     return SweepEnd(None, tuple(too_short))
 
 
-@dataclass(frozen=True, slots=True)
-class MaxLoad:
-    """`met` is the point at the highest rate that was found to meet the service levels, `missed`
-    the one at the lowest rate that was found not to."""
-
-    met: LoadPoint | None
-    missed: LoadPoint | None
-
-
 def search_max_rate(
     shape: Shape,
     is_met: Callable[[LoadPoint], bool],
     start_qps: float,
     duration_s: float,
-) -> Generator[Workload, LoadPoint, MaxLoad]:
+) -> Generator[Workload, LoadPoint, tuple[LoadPoint | None, LoadPoint | None]]:
     """Yields open loops from `start_qps` up or down by factors of STEP, until the limit lies
     between two probes. Then it halves the gap, on a logarithmic scale, down to TOLERANCE. Gives up
-    after MAX_PROBES, and below the rate of MIN_ARRIVALS in `duration_s`."""
+    after MAX_PROBES, and below the rate of MIN_ARRIVALS in `duration_s`. Returns the points at the
+    highest rate that met the service levels, and at the lowest that did not."""
     met: LoadPoint | None = None
     missed: LoadPoint | None = None
     qps = start_qps
@@ -131,7 +123,7 @@ def search_max_rate(
             if high <= low * (1 + TOLERANCE):
                 break
             qps = (low * high) ** 0.5
-    return MaxLoad(met, missed)
+    return met, missed
 
 
 def _qps(point: LoadPoint) -> float:

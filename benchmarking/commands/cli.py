@@ -69,21 +69,23 @@ def main() -> None:
 def run(config_path: Path, run_name: str | None, check: bool, headers: Headers) -> None:
     """Run the rows of a model_configs CSV and write their results."""
     config = read_config(config_path, run_name)
-    configured = read_model_configs(config.model_configs_path, not config.use_multiple_prompts)
-    for fault in configured.faults:
+    configured, faults = read_model_configs(
+        config.model_configs_path, not config.use_multiple_prompts
+    )
+    for fault in faults:
         click.echo(f"{config.model_configs_path}: {fault}; this row is skipped", err=True)
     if check:
-        click.echo(f"{len(configured.loads)} rows can be run")
-        sys.exit(FAILURES if configured.faults else OK)
+        click.echo(f"{len(configured)} rows can be run")
+        sys.exit(FAILURES if faults else OK)
     target = _target(config, headers)
-    unknown = unserved(target, [load.model for load in configured.loads])
-    loads = [load for load in configured.loads if load.model not in unknown]
+    unknown = unserved(target, [load.model for load in configured])
+    loads = [load for load in configured if load.model not in unknown]
     if not loads:
         raise TargetUnusable("\n".join(unknown.values()))
     for fault in unknown.values():
         click.echo(f"{fault}; its rows are skipped", err=True)
     runner = RowRunner(agreed(target, loads[0].model, click.echo), config)
-    refused = [*configured.faults, *unknown.values()]
+    refused = [*faults, *unknown.values()]
     folder = configured_folder(config, runner, shown_argv(), loads, refused)
     with closing(RunProgress(len(loads))) as progress:
         shows_all = config.show_results_in_terminal

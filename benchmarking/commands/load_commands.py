@@ -229,11 +229,12 @@ def capacity(
 
     plan = search_max_rate(Shape(**shape), is_met, start_qps, seconds)
     found = options.measure([shape["model"]], lambda driver: driver.drive(plan))
-    if found is None or found.met is None or found.missed is None:
+    met, missed = found or (None, None)
+    if met is None or missed is None:
         click.echo(f"no limit was found for {slo}", err=True)
         sys.exit(FAILURES)
-    click.echo(f"{slo} by {attainment:.1%} of requests: {_described(found.met)}")
-    click.echo(f"no more at {found.missed.offered_per_s:.3f} requests/s")
+    click.echo(f"{slo} by {attainment:.1%} of requests: {_described(met)}")
+    click.echo(f"no more at {missed.offered_per_s:.3f} requests/s")
 
 
 @click.command()

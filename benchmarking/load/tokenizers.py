@@ -73,8 +73,8 @@ class ServerTokenizer:
         self._session.trust_env = False  # lest a .netrc replace the key, or a proxy the server
         self._session.headers.update(target.headers)
         self._urls = [target.route("/tokenize"), target.beside("/tokenize")]
-        self._specials = self.count("")
-        self.count_plain = lru_cache(REMEMBERED_TEXTS)(self._count_plain)
+        specials = self.count("")
+        self.count_plain = lru_cache(REMEMBERED_TEXTS)(lambda text: self.count(text) - specials)
 
     def count(self, text: str) -> int:
         return int(self._ask(prompt=text)["count"])
@@ -83,9 +83,6 @@ class ServerTokenizer:
         answer = self._ask(messages=[{"role": "user", "content": text}])
         context = answer.get("max_model_len")
         return context - int(answer["count"]) if isinstance(context, int) else None
-
-    def _count_plain(self, text: str) -> int:
-        return self.count(text) - self._specials
 
     def _ask(self, **text: Any) -> dict[str, Any]:
         url = self._urls[0]

@@ -5,7 +5,6 @@ A row with faults is refused by itself. A file without a usable header or rows i
 
 import csv
 from collections import Counter
-from dataclasses import dataclass
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -62,18 +61,12 @@ class Cells(BaseModel):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfigs:
-    """The loads that can run, in the order of the file, and the faults of the others."""
-
-    loads: tuple[Workload, ...]
-    faults: tuple[str, ...]
-
-
-def read_model_configs(path: Path, images_allowed: bool = True) -> ModelConfigs:
-    """Reads a file. Raises InvalidConfig if none of its rows can be run. `images_allowed` is False
-    if prompts are drawn from several texts, which cannot have images."""
-    loads, faults = [], []
+def read_model_configs(path: Path, images_allowed: bool = True) -> tuple[list[Workload], list[str]]:
+    """Returns the loads that can run, in the order of the file, and the faults of the others.
+    Raises InvalidConfig if none can. `images_allowed` is False if prompts are drawn from several
+    texts, which cannot have images."""
+    loads: list[Workload] = []
+    faults: list[str] = []
     for line, cells in _lines(path):
         found = _row(cells, images_allowed)
         if isinstance(found, Workload):
@@ -82,7 +75,7 @@ def read_model_configs(path: Path, images_allowed: bool = True) -> ModelConfigs:
             faults += [f"line {line}, {fault}" for fault in found]
     if not loads:
         raise InvalidConfig(path, faults or ["holds no rows"])
-    return ModelConfigs(tuple(loads), tuple(faults))
+    return loads, faults
 
 
 def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:

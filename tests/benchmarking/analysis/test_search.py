@@ -135,25 +135,25 @@ def test_the_search_brackets_the_rate_at_which_itl_reaches_its_level(
     def is_met(point: LoadPoint) -> bool:
         return point.itl is not None and point.itl.mean.value <= limit_ms
 
-    found = drive(search_max_rate(SHAPE, is_met, start_qps, duration_s=60), server)
+    met, missed = drive(search_max_rate(SHAPE, is_met, start_qps, duration_s=60), server)
     capacity = ROWS / server.e2e_s(ROWS)
     true_qps = capacity * ((limit_ms / 1000 - ALPHA_S) / BETA_S / ROWS) ** 0.5
-    assert found.met is not None
-    assert found.missed is not None
-    assert found.met.load.qps is not None
-    assert found.missed.load.qps is not None
-    assert found.met.load.qps <= true_qps * (1 + 1e-6)
-    assert true_qps <= found.missed.load.qps * (1 + 1e-6)
-    assert found.missed.load.qps <= 1.05 * found.met.load.qps
+    assert met is not None
+    assert missed is not None
+    assert met.load.qps is not None
+    assert missed.load.qps is not None
+    assert met.load.qps <= true_qps * (1 + 1e-6)
+    assert true_qps <= missed.load.qps * (1 + 1e-6)
+    assert missed.load.qps <= 1.05 * met.load.qps
 
 
 def test_a_level_that_nothing_meets_or_everything() -> None:
     server = MadeServer()
-    never = drive(search_max_rate(SHAPE, lambda _: False, 50, duration_s=1), server)
-    assert never.met is None
+    met, _ = drive(search_max_rate(SHAPE, lambda _: False, 50, duration_s=1), server)
+    assert met is None
     assert [load.qps for load in server.loads] == [50, 25, 12.5]  # then too few would arrive
-    always = drive(search_max_rate(SHAPE, lambda _: True, 10, duration_s=1), MadeServer())
-    assert always.missed is None
+    _, missed = drive(search_max_rate(SHAPE, lambda _: True, 10, duration_s=1), MadeServer())
+    assert missed is None
 
 
 def test_the_knee_is_where_throughput_over_latency_is_greatest() -> None:

@@ -37,9 +37,9 @@ def csv_of(tmp_path: Path, *lines: str) -> Path:
 
 def row_fault(tmp_path: Path, line: str) -> str:
     """What is said of a wrong second row; the first is read all the same."""
-    configs = read_model_configs(csv_of(tmp_path, HEADER, "m,100,10,5,1,,,", line))
-    assert len(configs.loads) == 1
-    (fault,) = configs.faults
+    loads, faults = read_model_configs(csv_of(tmp_path, HEADER, "m,100,10,5,1,,,", line))
+    assert len(loads) == 1
+    (fault,) = faults
     return fault
 
 
@@ -105,9 +105,9 @@ def test_a_missing_config_is_named(tmp_path: Path) -> None:
 
 def test_the_shipped_example_is_valid() -> None:
     config = read_config(ROOT / "benchmarking" / "config.yaml")
-    configs = read_model_configs(ROOT / config.model_configs_path)
-    assert configs.faults == ()
-    assert {load.qps_distribution for load in configs.loads} == {
+    loads, faults = read_model_configs(ROOT / config.model_configs_path)
+    assert not faults
+    assert {load.qps_distribution for load in loads} == {
         "constant",
         "uniform",
         "exponential",
@@ -118,10 +118,11 @@ def test_the_shipped_example_is_valid() -> None:
 
 def test_both_modes_are_read(tmp_path: Path) -> None:
     path = csv_of(tmp_path, HEADER, "m,100,10,5,4,0,,small", "n,40,1,1,,2.5,exponential,na")
-    assert read_model_configs(path).loads == (
+    loads, _ = read_model_configs(path)
+    assert loads == [
         Workload("m", 100, 10, 5, concurrency=4, image_size="small"),
         Workload("n", 40, 1, 1, qps=2.5, qps_distribution="exponential"),
-    )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_both_modes_are_read(tmp_path: Path) -> None:
 def test_image_sizes_are_read_as_the_kits_readme_writes_them(
     tmp_path: Path, cell: str, size: str
 ) -> None:
-    (load,) = read_model_configs(csv_of(tmp_path, HEADER, f"m,100,10,5,4,,,{cell}")).loads
+    (load,), _ = read_model_configs(csv_of(tmp_path, HEADER, f"m,100,10,5,4,,,{cell}"))
     assert load.image_size == size
 
 
@@ -138,7 +139,8 @@ def test_older_files_lack_columns_and_spreadsheets_add_marks(tmp_path: Path) -> 
     path = tmp_path / "models.csv"
     text = "num_requests,model_name,input_tokens,output_tokens,concurrent_requests\r\n"
     path.write_text("\ufeff" + text + "5,m, 100 ,10.0,2\r\n,,,,\r\n", encoding="utf-8")
-    assert read_model_configs(path).loads == (Workload("m", 100, 10, 5, concurrency=2),)
+    loads, _ = read_model_configs(path)
+    assert loads == [Workload("m", 100, 10, 5, concurrency=2)]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_every_wrong_cell_of_a_row_is_named(tmp_path: Path) -> None:
 
 def test_images_do_not_go_with_prompts_drawn_from_a_list(tmp_path: Path) -> None:
     path = csv_of(tmp_path, HEADER, "m,100,10,5,1,,,small", "m,100,10,5,1,,,na")
-    (fault,) = read_model_configs(path, images_allowed=False).faults
+    _, (fault,) = read_model_configs(path, images_allowed=False)
     assert "use_multiple_prompts" in fault
 
 
