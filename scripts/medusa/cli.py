@@ -9,7 +9,7 @@ from pathlib import Path
 
 from inference_api.errors import HearthError, StartupError
 
-from .making import Options, make_heads
+from .making import make_heads
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
-    options = Options(**vars(build_parser().parse_args(words)))
+    options = build_parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         make_heads(options, f"hearth medusa {shlex.join(words)}")

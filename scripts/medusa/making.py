@@ -4,6 +4,7 @@ A stage is not repeated if an earlier run with the same work folder has finished
 """
 
 import logging
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -23,7 +24,7 @@ from .answers import IGNORED, Collecting, Job, Positions, Shards, answers_to, co
 from .base import load_runner, most_prompt_tokens, output_matrix, quantization_on
 from .card import write_card
 from .export import export, read_into
-from .heads import Heads, Variant
+from .heads import Heads
 from .jobs import Jobs
 from .judging import answer_ranks, judged, most_frequent_paths, require_preferences, require_skill
 from .training import Trainer, TrainingPlan
@@ -35,30 +36,7 @@ QUESTION_TEMPERATURE = 1.0
 QUESTIONS_PER_ANSWER = 0.2  # questions requested from the model; most of them are usable
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of the command line."""
-
-    model: str
-    output: Path | None
-    work: Path | None
-    start_from: Path | None
-    prompts: Path | None
-    held_out: Path | None
-    answers: int
-    no_more_answers: bool
-    max_tokens: int
-    device: str
-    processes: int
-    heads: int
-    variant: Variant
-    draft_tokens: int
-    minutes: int
-    steps: int | None
-    seed: int
-    name: str | None
-    licence: str
-    note: str
+Options = Namespace  # `cli` lists them
 
 
 @dataclass(frozen=True, slots=True)
