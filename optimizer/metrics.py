@@ -64,13 +64,6 @@ def _family(prefix: str, name: str, labels: Labels, replicas: _Labelled) -> Gaug
     return family
 
 
-def _families(pairs: _Labelled, variants: _Labelled) -> Iterator[GaugeMetricFamily]:
-    yield _family("optimizer", "desired_replicas", ("server", "accelerator"), pairs)
-    for prefix in PREFIXES:
-        for name in _GAUGES:
-            yield _family(prefix, name, VARIANT_LABELS, variants)
-
-
 class ReplicaGauges(Collector):
     """Reads gauges from the state at every scrape. A pair that was once published stays at 0 when
     its server moves or is removed, because autoscalers keep the last value of a missing series."""
@@ -90,11 +83,11 @@ class ReplicaGauges(Collector):
             for server, accelerator in self._remember(replicas)
         }
         variants = {self._variant(*pair): counts for pair, counts in replicas.items()}
-        yield from _families(replicas.items(), variants.items())
-
-    def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Returns names only, so that registering does not scrape."""
-        return _families((), ())
+        labels = "server", "accelerator"
+        yield _family("optimizer", "desired_replicas", labels, replicas.items())
+        for prefix in PREFIXES:
+            for name in _GAUGES:
+                yield _family(prefix, name, VARIANT_LABELS, variants.items())
 
     def _remember(self, replicas: Mapping[Pair, _Replicas]) -> list[Pair]:
         """Record the published pairs. Returns earlier pairs that are no longer among them."""

@@ -41,14 +41,6 @@ class ServiceOptions:
     clock: Callable[[], float] = time.time
 
 
-class LargeSolves(Turns):
-    """Turns of solves that take seconds or much memory. Any thread."""
-
-    def turn(self, system: System, flags: OptimizerSpec) -> AbstractContextManager[None]:
-        """Returns the context in which to solve the system. Entering raises TooManyQuestions."""
-        return self.taken() if is_large(system, flags) else nullcontext()
-
-
 def is_large(system: System, flags: OptimizerSpec) -> bool:
     num_pairs = len(system.servers) * len(system.accelerators)
     return num_pairs > (SMALL_MILP_PAIRS if flags.milp_solver else SMALL_PAIRS)
@@ -59,7 +51,7 @@ class OptimizerService(ABC):
 
     def __init__(self, options: ServiceOptions, state: SystemState) -> None:
         self.options = options
-        self._large_solves = LargeSolves()
+        self._large_solves = Turns()  # they take seconds or much memory
         self._state = state  # replaced whole, never changed
 
     @property
@@ -70,6 +62,10 @@ class OptimizerService(ABC):
     @abstractmethod
     def optimize_one(self, system: System) -> Solution:
         """Solve a whole system by its own flags, and make it the state."""
+
+    def turn(self, system: System, flags: OptimizerSpec) -> AbstractContextManager[None]:
+        """Returns the context in which to solve the system. Entering raises TooManyQuestions."""
+        return self._large_solves.taken() if is_large(system, flags) else nullcontext()
 
     def _solved(
         self, state: SystemState, changed_at_s: Mapping[str, float] | None = None
@@ -106,7 +102,7 @@ class StatelessService(OptimizerService):
         super().__init__(options, SystemState())
 
     def optimize_one(self, system: System) -> Solution:
-        with self._large_solves.turn(system, system.optimizer):
+        with self.turn(system, system.optimizer):
             self._state, body = self._solved(SystemState(system))
         return body
 
@@ -173,7 +169,7 @@ class StatefulService(OptimizerService):
     @contextmanager
     def _solving(self, system: System, flags: OptimizerSpec) -> Iterator[None]:
         write = self._locked if is_large(system, flags) else self._writing
-        with self._large_solves.turn(system, flags), write():
+        with self.turn(system, flags), write():
             yield
 
     @contextmanager

@@ -189,11 +189,11 @@ class PerfData(Body):
         return self.acc_count or 1
 
     @property
-    def uses_iterations(self) -> bool:
+    def iteration_parms(self) -> PerfParms | None:
+        """Returns the newer reference's parameters, if they are used."""
         decode, prefill = self.decode_parms, self.prefill_parms
-        return self.perf_parms is not None and not any(
-            (decode.alpha, decode.beta, prefill.gamma, prefill.delta)
-        )
+        is_given = any((decode.alpha, decode.beta, prefill.gamma, prefill.delta))
+        return None if is_given else self.perf_parms
 
 
 class ModelTarget(Body):

@@ -11,8 +11,7 @@ import numpy as np
 
 from common.numerics import BoolArray, IntArray
 from optimizer.candidates.curves import step_curve
-from optimizer.candidates.eligibility import Eligible, Refusal, eligible
-from optimizer.candidates.held import LoadFault, load_fault
+from optimizer.candidates.eligibility import Eligible, LoadFault, Refusal, eligible, load_fault
 from optimizer.candidates.pairs import (
     MAX_REPLICAS,
     Float32Array,
@@ -165,10 +164,10 @@ def idle_candidate(server: ServerSpec, option: Option, replicas: int) -> Candida
         itl_ms = float(rates.decode_ms[0])
         ttft_ms = float(rates.first_token_ms[0]) + float(curve.overhead.at(np.ones(1))[0])
         service_ms = batch / float(saturated.rate_per_ms[0])
-    elif perf.uses_iterations and perf.perf_parms is not None:
-        itl_ms = perf.perf_parms.alpha + perf.perf_parms.beta
-        ttft_ms = itl_ms + perf.perf_parms.gamma * batch
-        service_ms = perf.perf_parms.alpha + perf.perf_parms.beta * batch
+    elif parms := perf.iteration_parms:
+        itl_ms = parms.alpha + parms.beta
+        ttft_ms = itl_ms + parms.gamma * batch
+        service_ms = parms.alpha + parms.beta * batch
     else:
         decode, prefill = perf.decode_parms, perf.prefill_parms
         itl_ms = decode.alpha + decode.beta

@@ -57,8 +57,7 @@ class Speeds(Columns):
 
 
 def _speed(perf: PerfData) -> tuple[float, ...]:
-    if perf.uses_iterations and perf.perf_parms is not None:
-        p = perf.perf_parms
+    if p := perf.iteration_parms:
         parameters = (1.0, p.alpha, p.beta, p.gamma, 0.0)
     else:
         d, f = perf.decode_parms, perf.prefill_parms

@@ -39,9 +39,8 @@ class Speed:
 
     def steps(self) -> Iterator[tuple[int, float, float]]:
         """Yields rows, the time of a step of them, and of an additional prompt token in it."""
-        curve, rows = self.perf.service_curve, 1
-        while True:
-            rows = min(rows, self.rows)
+        curve = self.perf.service_curve
+        for rows in _rows_up_to(self.rows):
             if curve is not None:
                 measured_rows = [point.rows for point in curve.decode_ms]
                 step_ms = float(
@@ -49,13 +48,9 @@ class Speed:
                 )
                 token_ms = curve.prompt_token_ms[0].ms
             else:
-                iterates = self.perf.perf_parms if self.perf.uses_iterations else None
-                decode = iterates or self.perf.decode_parms
+                decode = self.perf.iteration_parms or self.perf.decode_parms
                 step_ms, token_ms = decode.alpha + decode.beta * rows, self.perf.prefill_parms.delta
             yield rows, max(step_ms, LEAST_MS), token_ms
-            if rows == self.rows:
-                return
-            rows *= 2
 
 
 def published_speed(

@@ -86,7 +86,6 @@ def analyze(query: AnalyzeQuery, system: System) -> Analyzed:
         "why": why,
         "warnings": [
             *_doubts(query, replica, rate, result),
-            *_beyond(replica, result),
             *_wide(interval, result, rate / highest),
         ],
         "interval": interval,
@@ -243,7 +242,7 @@ def _sampled_lines(
         "delta_ms": prefill.delta_error,
     }
     known_errors = {name: error for name, error in errors.items() if error}
-    if not known_errors or perf.uses_iterations:
+    if not known_errors or perf.iteration_parms:
         return None
     samples = table.take(np.zeros(SAMPLES + 1, dtype=np.int64))
     for name, error in known_errors.items():
@@ -270,15 +269,14 @@ def _interval(result: _MethodResult, factors: FloatArray | None) -> Interval:
 def _doubts(
     query: AnalyzeQuery, replica: CurveReplica | None, rate: float, result: _MethodResult
 ) -> Iterator[str]:
-    if replica is not None and result.method == "chain":
+    if replica is None:
+        return
+    if result.method == "chain":
         for doubt in replica.doubts(rate):
             yield f"the chain may be off by more than 5 %: {doubt}; method simulation tells"
         if not query.is_simple:
             yield "the chain takes arrivals for Poisson, and prompts and priorities for equal"
-
-
-def _beyond(replica: CurveReplica | None, result: _MethodResult) -> Iterator[str]:
-    if replica is not None and result.above > OFTEN:
+    if result.above > OFTEN:
         yield (
             f"steps were measured with up to {replica.curve.measured_rows:g} rows, and "
             f"{result.above:.0%} of the time there are more: beyond, the curve is extrapolated"

@@ -6,7 +6,7 @@ No state is kept: the answer contains the filter's state, and the next question 
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, GetPydanticSchema, model_validator
 
 from optimizer.answer import shortest
 from optimizer.candidates.curves import scaled
@@ -41,13 +41,13 @@ class Measurement(Body):
 
 
 class State(Body):
-    """The filter's state from an earlier answer."""
+    """The filter's state, which an answer contains and the next question brings back."""
 
     decode: Factor = 1.0
     prefill: Factor = 1.0
     decode_variance: Annotated[float, Field(ge=0, le=MAX_VARIANCE)]
-    prefill_variance: Annotated[float, Field(ge=0, le=MAX_VARIANCE)]
     covariance: Annotated[float, Field(ge=-MAX_VARIANCE, le=MAX_VARIANCE)] = 0.0
+    prefill_variance: Annotated[float, Field(ge=0, le=MAX_VARIANCE)]
     at: Seconds | None = None
     refusals: Annotated[Count, Field(le=1000)] = 0
 
@@ -72,14 +72,7 @@ class TuneQuery(ReplicaQuery):
     state: State | None = None
 
 
-class TunedState(JsonObject):
-    decode: float
-    prefill: float
-    decodeVariance: float
-    prefillVariance: float
-    covariance: float
-    at: float | None
-    refusals: int
+StateJson = Annotated[dict[str, Any], GetPydanticSchema(lambda _, describe: describe(State))]
 
 
 class FactorsNow(JsonObject):
@@ -100,7 +93,7 @@ class Tuned(JsonObject):
     prefillParms: dict[str, float]
     perfParms: dict[str, float] | None
     serviceCurve: dict[str, Any] | None
-    state: TunedState
+    state: StateJson
 
 
 def tune(query: TuneQuery, system: System) -> Tuned:
@@ -123,15 +116,15 @@ def tune(query: TuneQuery, system: System) -> Tuned:
         "prefillParms": now.prefill_parms.dump(),
         "perfParms": None if now.perf_parms is None else now.perf_parms.dump(),
         "serviceCurve": None if now.service_curve is None else now.service_curve.dump(),
-        "state": {
-            "decode": factors.decode,
-            "prefill": factors.prefill,
-            "decodeVariance": decode_variance,
-            "covariance": covariance,
-            "prefillVariance": prefill_variance,
-            "at": tuner.at_s,
-            "refusals": tuner.refusals,
-        },
+        "state": State.model_construct(
+            decode=factors.decode,
+            prefill=factors.prefill,
+            decode_variance=decode_variance,
+            covariance=covariance,
+            prefill_variance=prefill_variance,
+            at=tuner.at_s,
+            refusals=tuner.refusals,
+        ).model_dump(),
     }
 
 

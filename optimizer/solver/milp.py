@@ -14,7 +14,7 @@ settles it; if not, the most servers are kept priority by priority and the value
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -65,15 +65,15 @@ def solve_milp(problem: Problem, scarcity: Scarcity, options: MilpOptions) -> So
     if not contenders:
         return Solution(settled, solver=name)
     program = _Program(Problem(tuple(contenders), problem.cards), options)
-    outcome = program.run()
-    if outcome is None or not np.isfinite(outcome.gap):
+    found = program.run()
+    if found is None or not np.isfinite(found.gap or 0):
         greedy = solve_greedily(problem, scarcity)
-        if outcome is None or _served(contenders, greedy.choices) > _served(
-            contenders, outcome.choices
+        if found is None or _served(contenders, greedy.choices) > _served(
+            contenders, found.choices
         ):
             note = f"MILP found nothing better in {options.time_limit_s:g} s; greedy instead"
-            return Solution(greedy.choices, greedy.unserved, "greedy", (note,))
-    choices = settled | outcome.choices
+            return replace(greedy, notes=(note,))
+    choices = {**settled, **found.choices}
     left_out = sorted(
         (c for c in contenders if c.server not in choices), key=lambda c: (c.priority, c.server)
     )
@@ -81,7 +81,7 @@ def solve_milp(problem: Problem, scarcity: Scarcity, options: MilpOptions) -> So
     for server, choice in best_effort(scarcity.policy, left_out, stock).items():
         choices[server] = (choice,)
     unserved = {c.server: NO_ROOM for c in left_out if c.server not in choices}
-    return Solution(choices, unserved, name, outcome.notes, outcome.gap)
+    return replace(found, choices=choices, unserved=unserved, solver=name)
 
 
 def _served(contenders: list[Contender], choices: Mapping[str, object]) -> list[int]:
@@ -90,13 +90,6 @@ def _served(contenders: list[Contender], choices: Mapping[str, object]) -> list[
     for contender in contenders:
         counts[contender.priority] += contender.server in choices
     return list(counts.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    choices: dict[str, tuple[SolverChoice, ...]]
-    gap: float
-    notes: tuple[str, ...]
 
 
 class _Program:
@@ -116,8 +109,8 @@ class _Program:
         self._gap = 0.0 if self._size <= EXACT_COLUMNS else options.relative_gap
         self._deadline = time.monotonic() + options.time_limit_s
 
-    def run(self) -> _Outcome | None:
-        """Returns None if no solution was found in time."""
+    def run(self) -> Solution | None:
+        """Returns the servers kept whole; None if no solution was found in time."""
         notes: list[str] = []
         solved = self._minimise(self._objective(), self._gap, everyone=True)
         if solved is None:
@@ -130,7 +123,7 @@ class _Program:
             notes.append("time limit reached before the answer was proven the best")
         elif gap > self._options.relative_gap:
             notes.append(f"time limit reached at a gap of {100 * gap:.2g} %")
-        return _Outcome(self._choices(x), gap, tuple(notes))
+        return Solution(self._choices(x), notes=tuple(notes), gap=gap)
 
     def _leave_out_fewest(self) -> tuple[FloatArray, float] | None:
         """Keep the most servers, priority by priority; then, with those counts, the least value.

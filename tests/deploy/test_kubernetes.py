@@ -301,7 +301,7 @@ def gauge_selectors() -> list[tuple[str, dict[str, str]]]:
 def test_autoscalers_read_gauges_that_the_optimizer_has(
     metric: str, labels: dict[str, str]
 ) -> None:
-    gauges = {each.name: each for each in ReplicaGauges(SystemState).describe()}
+    gauges = {each.name: each for each in ReplicaGauges(SystemState).collect()}
     assert metric in gauges
     assert labels.keys() <= set(gauges[metric]._labelnames)
     assert labels == {"variant_name": "chat", "accelerator_type": "cpu-core"}

@@ -79,7 +79,7 @@ def deliberate_difference(system: System, server_name: str) -> str | None:
     if load_.arrival_rate > 0 and load_.avg_in_tokens == 0:
         return NO_PREFILL
     perfs = system.models[server.model].values()
-    flat = any(p.decode_parms.beta == 0 and not p.uses_iterations for p in perfs)
+    flat = any(p.decode_parms.beta == 0 and not p.iteration_parms for p in perfs)
     batches = [
         server.max_batch_size or max(p.max_batch_size * p.at_tokens // item.out_tokens, 1)
         for p in perfs

@@ -21,7 +21,7 @@ from optimizer.answer import Answer
 from optimizer.errors import NotFound, StateChanged
 from optimizer.inferno_json import read
 from optimizer.optimize import optimize
-from optimizer.service import LargeSolves, OptimizerService, StatefulService, StatelessService
+from optimizer.service import OptimizerService, StatefulService, StatelessService
 from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
 from optimizer.state import SystemState, from_records
 from optimizer.system import System
@@ -251,7 +251,7 @@ def test_edits_wait_for_a_large_solve_only_so_long_and_reads_not_at_all(
 def test_a_small_solve_does_not_wait_for_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     small = system([server()])
     monkeypatch.setattr("optimizer.service.SMALL_PAIRS", len(small.accelerators))
-    solves, flags = LargeSolves(), OptimizerSpec()
+    solves, flags = StatelessService(options()), OptimizerSpec()
     large = small.with_servers([spec("t")])
     monkeypatch.setattr("common.turns.WAIT_S", 0.01)
     with solves.turn(large, flags):
