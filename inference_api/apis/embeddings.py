@@ -12,6 +12,7 @@ from common.operations import operation
 from inference_api.apis.answering import Answering, encoded
 from inference_api.apis.openai import bodies
 from inference_api.apis.openai.field_kinds import UNSERVED_OF_EMBEDDINGS
+from inference_api.apis.openai.route import DEPLOYMENT
 from inference_api.core.generations import Requests, TextGeneration
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import InvalidRequest
@@ -100,18 +101,19 @@ def create_blueprint(answering: Answering) -> Blueprint:
     blueprint = Blueprint("embeddings", __name__)
 
     @blueprint.post("/v1/embeddings")
+    @blueprint.post(f"{DEPLOYMENT}/embeddings")
     @operation(
         "Vectors of texts, by the model's hidden states: their mean, or the last token's.",
         {200: Embeddings, **ROW_REFUSALS},
         EmbeddingsBody,
     )
-    def embeddings() -> Response:
-        body = read(EmbeddingsBody)
+    def embeddings(model: str | None = None) -> Response:
+        body = read(EmbeddingsBody, model=model)
         inputs = body.inputs()
         texts = [each for each in inputs[:1] if isinstance(each, str)]
-        chosen, model = answering.choice.served(body.model, texts)
-        check_dimensions(body.dimensions, model)
-        check_numbers(body, len(inputs) * (body.dimensions or model.hidden_size))
+        chosen, served = answering.choice.served(body.model, texts)
+        check_dimensions(body.dimensions, served)
+        check_numbers(body, len(inputs) * (body.dimensions or served.hidden_size))
         params = body.params()
 
         def requests(model: ServedModel) -> Requests:

@@ -62,13 +62,17 @@ def caller_of_request() -> Caller:
     )
 
 
-def read(kind: type[B], parsed: Callable[[type[B], bytes, LeftAside], B] = parse) -> B:
-    """Returns this request's body, and reports the fields that it ignores. Raises
-    InvalidRequest."""
+def read(
+    kind: type[B],
+    parsed: Callable[[type[B], bytes, LeftAside], B] = parse,
+    model: str | None = None,
+) -> B:
+    """Returns this request's body, and reports the fields that it ignores. A `model` from the path
+    takes the place of the body's. Raises InvalidRequest."""
     aside = LeftAside(kind, current_app.config[RULES])
     body = parsed(kind, json_body(), aside)
     leave_aside(aside.paths)
-    return body
+    return body if model is None else body.model_copy(update={"model": model})
 
 
 def read_strictly(kind: type[B]) -> B:

@@ -51,6 +51,10 @@ LINES: Mapping[Role, str] = {
         POST /v1/embeddings
         POST /v1/responses
         POST /v1/responses/compact
+        POST /openai/deployments/{model}/chat/completions
+        POST /openai/deployments/{model}/completions
+        POST /openai/deployments/{model}/embeddings
+        POST /openai/responses
         POST /v1/messages
         POST /v1/messages/count_tokens
         POST /v1/tokenize

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +27,8 @@ AFFINITY_CHARS = 256
 SESSION = "session:"
 # The native routes name the model in their path.
 MODEL_ROUTES = ("inference", "predictions", "chat")
+# So do these, of Azure's clients, whatever the body's model.
+_DEPLOYMENT = re.compile(r"(?s:/openai/deployments/(.+?))(/(?:chat/)?completions|/embeddings)/?\Z")
 # Routes whose requests take a user row.
 GENERATING_ROUTES = frozenset(
     {
@@ -35,9 +38,9 @@ GENERATING_ROUTES = frozenset(
         "v1/embeddings",
         "v1/messages",
         "v1/responses",
+        "openai/responses",
     }
 )
-
 
 REMEDY = "send less, or have MAX_CONTENT_LENGTH raised"
 # OpenAI's streams report usage in a separate event, if they are asked for it. The proxy asks on the
@@ -185,10 +188,16 @@ def target_fault(method: str, target: str) -> str | None:
 
 def takes_row(method: str, path: str) -> bool:
     """Returns whether a request to this plain path takes a user row."""
-    first, _, rest = path.strip("/").partition("/")
+    first, _, rest = _without_deployment(path).strip("/").partition("/")
     return method == "POST" and (
         first in GENERATING_ROUTES or f"{first}/{rest}" in GENERATING_ROUTES
     )
+
+
+def _without_deployment(path: str) -> str:
+    """Returns OpenAI's path for one of Azure's, and other paths as they are."""
+    deployed = _DEPLOYMENT.match(path)
+    return f"/v1{deployed[2]}" if deployed else path
 
 
 def read_hints(head: RequestHead, body: RequestBody, takes_row: bool = False) -> RoutingHints:
@@ -206,6 +215,8 @@ def read_hints(head: RequestHead, body: RequestBody, takes_row: bool = False) ->
     if is_openai and any(name != "model" and name.lower() == "model" for name in fields):
         raise BadRequest("The body has a 'model' in capitals, which some servers read; send one.")
     model = ("/".join(parts[1:]) or None) if is_native else fields.get("model")
+    if deployed := _DEPLOYMENT.match("/" + "/".join(parts)):
+        model = deployed[1]
     return RoutingHints(
         model=model if isinstance(model, str) else None,
         affinity_key=_affinity_key(fields),
@@ -297,7 +308,8 @@ def may_ask_usage(target: str, body: bytes, fields: dict[str, Any]) -> bool:
     is_open = fields.get("stream") is True and "stream_options" not in fields
     # In UTF-16 every character of a key has a zero byte.
     is_utf8 = body.lstrip().startswith(b"{") and b"\0" not in body
-    return is_open and is_utf8 and target.partition("?")[0].rstrip("/") in USAGE_ROUTES
+    path = _without_deployment(target.partition("?")[0])
+    return is_open and is_utf8 and path.rstrip("/") in USAGE_ROUTES
 
 
 def asking_usage(body: bytes) -> bytes:

@@ -2,6 +2,7 @@
 it understands."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -38,6 +39,44 @@ def test_chat_completion(client: openai.OpenAI) -> None:
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ECHO), len(ECHO))
     assert answer.usage.total_tokens == 2 * len(ECHO)
+
+
+@pytest.fixture(scope="module")
+def azure(api: ServedApi) -> Iterator[openai.AzureOpenAI]:
+    address, version = api.url, "2024-10-21"
+    with openai.AzureOpenAI(
+        azure_endpoint=address, api_key="none", api_version=version, max_retries=0
+    ) as azure:
+        yield azure
+
+
+def test_azures_client_is_answered_as_openais_is(
+    client: openai.OpenAI, azure: openai.AzureOpenAI
+) -> None:
+    for each in (client, azure):
+        chat = each.chat.completions.create(model=MODEL, messages=HELLO)
+        assert (chat.model, chat.choices[0].message.content) == (MODEL, ECHO)
+        streamed = each.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+        assert "".join(part.choices[0].delta.content or "" for part in streamed) == ECHO
+        assert each.completions.create(model=MODEL, prompt="hello").choices[0].text == "hello"
+        assert each.responses.create(model=MODEL, input="hello").output_text == ECHO
+        with pytest.raises(openai.BadRequestError, match="has no hidden states"):
+            each.embeddings.create(model=MODEL, input="hello")
+
+
+def test_a_deployment_counts_for_more_than_the_bodys_model(api: ServedApi) -> None:
+    for model in ({"model": "gpt-4o"}, {"model": None}, {}):
+        path = "/openai/deployments/falcon40b/chat/completions?api-version=1"
+        assert api.post(path, messages=HELLO, **model).json()["model"] == "falcon40b"
+    prompts: dict[str, dict[str, Any]] = {
+        "chat/completions": {"messages": HELLO},
+        "completions": {"prompt": "a"},
+        "embeddings": {"input": "a"},
+    }
+    for path, prompt in prompts.items():
+        answer = api.post(f"/openai/deployments/nobody%2Fs/{path}", model=MODEL, **prompt)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert "'nobody/s'" in answer.json()["message"]
 
 
 def test_usage_carries_the_servers_own_times(client: openai.OpenAI) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -176,12 +177,28 @@ def test_targets(method: str, target: str, is_fine: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/embeddings", "/v1/messages", "/v1/responses", "/inference/a", "/v1/completions"]
-)
+    "path",
+    ["/v1/embeddings", "/v1/messages", "/v1/responses", "/inference/a", "/v1/completions",
+     "/openai/responses", "/openai/deployments/a/chat/completions",
+     "/openai/deployments/a\n/b/embeddings"],
+)  # fmt: skip
 def test_what_a_row_answers_takes_one(path: str) -> None:
     assert takes_row("POST", path)
     assert not takes_row("GET", path)
     assert not takes_row("POST", "/v1/messages/count_tokens")
+
+
+@given(
+    st.text("ab/ %?\n", min_size=1).filter(lambda name: "//" not in f"/{name}/"),
+    st.sampled_from(["chat/completions", "completions", "embeddings"]),
+    st.sampled_from(["", "/", "?api-version=1", "/?a=/completions"]),
+)
+def test_a_deployment_is_the_model_whatever_the_body_says(name: str, route: str, end: str) -> None:
+    target = f"/openai/deployments/{quote(name)}/{route}{end}"
+    found = hints(target, model="other", stream=True, prompt="a")
+    assert found.model == name
+    assert found.may_ask_usage == (route != "embeddings")
+    assert hints(f"{target.partition('?')[0].rstrip('/')}/x", model="other").model == "other"
 
 
 @given(

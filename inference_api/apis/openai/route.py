@@ -18,18 +18,21 @@ from inference_api.core.served_model import ServedModel
 from inference_api.web.caller import read
 from inference_api.web.errors import ROW_REFUSALS
 
+DEPLOYMENT = "/openai/deployments/<path:model>"  # where Azure's clients name the model
+
 
 def create_blueprint(answering: Answering) -> Blueprint:
     blueprint = Blueprint("openai", __name__)
 
     @blueprint.post("/v1/chat/completions")
+    @blueprint.post(f"{DEPLOYMENT}/chat/completions")
     @operation(
         "Answer a conversation.",
         {200: (ChatCompletion, "text/event-stream"), **ROW_REFUSALS},
         ChatBody,
     )
-    def chat_completions() -> Response:
-        body = read(ChatBody)
+    def chat_completions(model: str | None = None) -> Response:
+        body = read(ChatBody, model=model)
         identity = g.request_id, int(time.time())
         return answering.respond(
             body.chat(),
@@ -38,17 +41,18 @@ def create_blueprint(answering: Answering) -> Blueprint:
         )
 
     @blueprint.post("/v1/completions")
+    @blueprint.post(f"{DEPLOYMENT}/completions")
     @operation(
         "Continue prompts.",
         {200: (Completion, "text/event-stream"), **ROW_REFUSALS},
         CompletionBody,
     )
-    def completions() -> Response:
-        body = read(CompletionBody)
+    def completions(model: str | None = None) -> Response:
+        body = read(CompletionBody, model=model)
         prompts, params = body.prompts(), body.params()
         texts = [each for each in prompts[:1] if isinstance(each, str)]
-        chosen, model = answering.choice.served(body.model, texts)
-        writer = ChoicesWriter(body, model.tokenizer, chosen, g.request_id, int(time.time()))
+        chosen, served = answering.choice.served(body.model, texts)
+        writer = ChoicesWriter(body, served.tokenizer, chosen, g.request_id, int(time.time()))
 
         def requests(model: ServedModel) -> Requests:
             token_ids = [encoded(prompt, model, "prompt") for prompt in prompts]

@@ -16,6 +16,7 @@ def create_blueprint(answering: Answering) -> Blueprint:
     blueprint = Blueprint("responses", __name__)
 
     @blueprint.post("/v1/responses")
+    @blueprint.post("/openai/responses")  # Azure's clients
     @operation(
         "Answer a conversation in items: texts, thoughts and calls of tools. Nothing is kept.",
         {200: (ResponseAnswer, "text/event-stream"), **ROW_REFUSALS},
