@@ -35,15 +35,15 @@ def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> 
     def read(parts: list[Any], info: ValidationInfo) -> Iterator[Any]:
         for part in parts:
             type_ = type_of(part)
-            if (text := _text_elsewhere(part)) is not None:
-                yield {"type": "text", "text": text}
+            if (inner := _parts_within(part)) is not None:
+                aside_of(info, kind).add(kind, "citations", part.get("citations", ""))
+                yield from read(inner, info)
             elif type_ in MEDIA:
                 aside = aside_of(info, kind)
                 if aside.rules.refuses_images:
                     raise fault(type_, "is no text, which is all that is read here; leave it out")
                 aside.add(kind, type_)
-                text = f"[{MEDIA[type_]} left out: this model reads text only]"
-                yield {"type": "text", "text": text}
+                yield _text(f"[{MEDIA[type_]} left out: this model reads text only]")
             elif type_ in left_out:
                 aside_of(info, kind).add(kind, type_)
             else:
@@ -142,10 +142,27 @@ def type_of(entry: Any) -> str:
     return type_ if isinstance(type_, str) else ""
 
 
-def _text_elsewhere(part: Any) -> str | None:
-    """Returns the text of one of OpenAI's refusals, or of Anthropic's plain-text documents."""
-    if type_of(part) == "refusal" and isinstance(part.get("refusal"), str):
-        return str(part["refusal"])
-    source = part["source"] if type_of(part) == "document" and "source" in part else {}
-    text = source.get("data") if type_of(source) == "text" else None
-    return text if isinstance(text, str) else None
+def _parts_within(part: Any) -> list[Any] | None:
+    """Returns the texts in one of OpenAI's refusals, or in Anthropic's search results and documents
+    that have texts or lists of parts: below their titles, on lines of their own."""
+    if type_of(part) == "refusal":
+        return _texts(part.get("refusal"))
+    if type_of(part) not in ("search_result", "document"):
+        return None
+    source = part.get("source")
+    holder = source if isinstance(source, dict) else part
+    content = holder.get("data" if type_of(source) == "text" else "content")
+    parts = content if isinstance(content, list) else _texts(content)
+    if parts is None:
+        return None
+    named = [part.get("title"), source, part.get("context")]
+    heads = [_text(f"{each}\n") for each in named if isinstance(each, str)]
+    return [*heads, *parts, _text("\n")] if heads else parts
+
+
+def _texts(text: Any) -> list[Any] | None:
+    return [_text(text)] if isinstance(text, str) else None
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}

@@ -142,6 +142,9 @@ def test_a_parsed_answer_keeps_to_its_schema(client: anthropic.Anthropic) -> Non
     asked: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 200}
     message = client.messages.parse(**asked, output_format=Person, extra_body={"seed": 2})
     assert isinstance(message.parsed_output, Person)
+    older: Any = {"type": "json_schema", "schema": Person.model_json_schema()}
+    text = client.messages.create(**asked, extra_body={"output_format": older, "seed": 2}).content
+    assert without_ids(text) == without_ids(message.content)
 
 
 def test_answers_and_results_go_back_to_the_model(client: anthropic.Anthropic) -> None:

@@ -11,8 +11,10 @@ from lab.kit.servers import ServedApi
 MODEL = "hearth-tiny"
 HELLO = [{"role": "user", "content": "hello"}]
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+PARIS = {"type": "text", "text": "A city."}
 IMAGE_URL = {"type": "image_url", "image_url": {"url": "data:,"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+CALL = {"id": "c", "function": {"name": "f", "arguments": {}}}
 WEATHER = {"name": "weather", "description": "of a town", "input_schema": SCHEMA}
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
 BODIES: dict[str, dict[str, Any]] = {
@@ -48,7 +50,13 @@ def turn(*parts: dict[str, Any], role: str = "user") -> list[dict[str, Any]]:
          ["messages[].content[].image_url"]),
         ("chat", {"messages": turn({"type": "text", "text": "a", "cache_control": {"type": "e"}})},
          ["messages[].content[].cache_control"]),
-        ("chat", {"tools": [{"type": "web_search"}]}, ["tools[].web_search"]),
+        ("chat", {"messages": [*HELLO, *turn({"type": "thinking", "thinking": "x"},
+                  {"type": "output_text", "text": "a"}, role="assistant"), *HELLO]},
+         ["messages[].content[].thinking"]),
+        ("chat", {"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]},
+                               {"role": "tool", "tool_call_id": "c", "content": []}]}, []),
+        ("chat", {"tools": [{"type": "web_search"}, {"function": {"name": "f"}}]},
+         ["tools[].web_search"]),
         ("chat", {"repeat_penalty": 1.1}, []),
         ("chat", {"response_format": {"type": "json_object", "schema": SCHEMA}}, []),
         ("messages", {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
@@ -70,6 +78,8 @@ def turn(*parts: dict[str, Any], role: str = "user") -> list[dict[str, Any]]:
                        "reasoning": {"effort": "medium", "summary": "auto"}},
          ["client_metadata", "include", "prompt_cache_key", "text.verbosity", "reasoning.summary",
           "reasoning.effort"]),
+        ("responses", {"input": [*HELLO, {"type": "function_call", "call_id": "c", "name": "f",
+                                          "arguments": {"a": "b"}}, *HELLO]}, []),
         ("responses", {"tools": [{"type": "web_search", "external_web_access": True}]},
          ["tools[].web_search"]),
         ("responses", {"input": turn({"type": "input_image", "image_url": "data:,"})},
@@ -103,6 +113,45 @@ def test_the_text_of_a_document_is_read(model_api: ServedApi) -> None:
         for each in (messages, HELLO)
     ]
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("is_in_result", [False, True])
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"type": "search_result", "source": "https://a.b/c", "title": "Paris", "content": [PARIS]},
+         "Paris\nhttps://a.b/c\nA city.\n"),
+        ({"type": "document", "source": {"type": "content", "content": "A city."}}, "A city."),
+        ({"type": "document", "source": {"type": "content", "content": [PARIS, PARIS]}},
+         "A city.A city."),
+        ({"type": "document", "source": {"type": "content", "content": [PARIS, IMAGE]}},
+         "A city.[image left out: this model reads text only]"),
+        ({"type": "document", "title": "Paris", "context": None, "source": {
+            "type": "text", "media_type": "text/plain", "data": "A city."}}, "Paris\nA city.\n"),
+    ],
+)  # fmt: skip
+def test_texts_within_blocks_are_read(
+    mock_api: ServedApi, block: dict[str, Any], text: str, is_in_result: bool
+) -> None:
+    use = turn({"type": "tool_use", "id": "t", "name": "f", "input": {}}, role="assistant")
+    asked = {"type": "text", "text": "Where?"}
+
+    def prompt(*blocks: dict[str, Any]) -> str:
+        result = {"type": "tool_result", "tool_use_id": "t", "content": [*blocks]}
+        messages = [*use, *turn(result, asked)] if is_in_result else turn(*blocks, asked)
+        body = {"model": MODEL, "messages": messages, "max_tokens": 999}
+        return str(mock_api.post(PATHS["messages"], **body).json()["content"])
+
+    assert prompt(block) == prompt({"type": "text", "text": text})
+
+
+def test_images_within_blocks_and_citations_are_said(model_api: ServedApi) -> None:
+    source = {"type": "content", "content": [PARIS, IMAGE]}
+    document = {"type": "document", "source": source, "citations": {"enabled": True}}
+    assert said(model_api, "messages", {"messages": turn(document)}) == [
+        "messages[].content[].citations",
+        "messages[].content[].image",
+    ]
 
 
 def test_a_deferred_tool_is_offered_once_it_was_found(model_api: ServedApi) -> None:

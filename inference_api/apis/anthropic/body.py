@@ -118,6 +118,7 @@ class CountBody(ToolBody):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # where it was before it moved into output_config
 
     @model_validator(mode="before")
     @classmethod
@@ -179,10 +180,8 @@ class CountBody(ToolBody):
         return GenerationParams(constraint=self.constraint())
 
     def constraint(self) -> ConstraintSpec | None:
-        form = None if self.output_config is None else self.output_config.format
-        if form is None:
-            return None
-        return schema_constraint("output_config", form.schema_)
+        form = (self.output_config and self.output_config.format) or self.output_format
+        return None if form is None else schema_constraint("output_config", form.schema_)
 
 
 class MessagesBody(SampledBody, CountBody):

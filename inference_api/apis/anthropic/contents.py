@@ -15,8 +15,9 @@ from inference_api.web.tools import CalledName, CallId
 CACHED = frozenset({"cache_control"})
 # Blocks of earlier answers about work of Anthropic's servers: tools they ran, content they keep.
 FOREIGN = ENCRYPTED | {
-    *("code_execution_tool_result", "bash_code_execution_tool_result", "container_upload"),
-    *("fallback", "mcp_tool_result", "mcp_tool_use", "server_tool_use", "tool_search_tool_result"),
+    *("advisor_tool_result", "bash_code_execution_tool_result", "browser_state"),
+    *("code_execution_tool_result", "container_upload", "fallback", "mcp_tool_listing"),
+    *("mcp_tool_result", "mcp_tool_use", "server_tool_use", "tool_search_tool_result"),
     *("text_editor_code_execution_tool_result", "web_fetch_tool_result", "web_search_tool_result"),
 }
 
@@ -50,7 +51,7 @@ class ToolReference(Body):
 
 ResultPart = Annotated[TextBlock | ToolReference, by_type(TextBlock | ToolReference)]
 Result = Annotated[
-    str | Annotated[list[ResultPart], read_parts(TextBlock)],
+    str | Annotated[list[ResultPart], read_parts(TextBlock, FOREIGN)],
     text_or("a list of blocks of type text or tool_reference", "text"),
 ]
 

@@ -6,9 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from inference_api.tools.history import Message, call_as_json
-from inference_api.web.entries import read_parts, text_or
+from inference_api.web.entries import ENCRYPTED, read_parts, text_or
 from inference_api.web.fields import Body, Unserved, fault
 from inference_api.web.tools import MAX_CALLS_OF_A_TURN, CalledName, CallId
+
+# Parts of earlier answers, as other servers give them; here thoughts are `reasoning_content`.
+THOUGHTS = ENCRYPTED | {"reasoning", "thinking"}
 
 
 class TextPart(Body):
@@ -17,7 +20,7 @@ class TextPart(Body):
     advisory: ClassVar[frozenset[str]] = frozenset({"cache_control", "prompt_cache_breakpoint"})
     of_answers: ClassVar[frozenset[str]] = frozenset({"annotations", "provider_specific_fields"})
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
@@ -27,7 +30,7 @@ def as_text(arguments: Any) -> Any:
 
 
 Content = Annotated[
-    str | Annotated[list[TextPart], Field(fail_fast=True), read_parts(TextPart)],
+    str | Annotated[list[TextPart], Field(fail_fast=True), read_parts(TextPart, THOUGHTS)],
     text_or("a list of parts of type text", "content"),
 ]
 

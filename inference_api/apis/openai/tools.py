@@ -61,7 +61,7 @@ class Function(Body):
 class FunctionTool(Body):
     advisory: ClassVar[frozenset[str]] = frozenset({"cache_control"})
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
 
 

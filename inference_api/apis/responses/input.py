@@ -5,8 +5,9 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from inference_api.apis.openai.messages import as_text
 from inference_api.apis.responses.tools import SEARCH, SHELL, AnyTool, Tools, flat_name, flattened
 from inference_api.tools.history import Message, assistant_turn, call_as_json
 from inference_api.web.entries import ENCRYPTED, by_type, read_parts, text_or
@@ -17,11 +18,12 @@ from inference_api.web.tools import CalledName, CallId
 KEPT = frozenset({"created_by", "id", "phase", "status"})
 
 
-# Items of earlier answers about work of other servers: tools they ran, content they keep.
+# Items of earlier answers of other servers: about tools that are not served, content they keep.
 FOREIGN = ENCRYPTED | {
-    *("code_interpreter_call", "computer_call", "computer_call_output", "file_search_call"),
-    *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call"),
-    *("mcp_list_tools", "web_search_call"),
+    *("apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "computer_call"),
+    *("computer_call_output", "file_search_call", "image_generation_call", "mcp_approval_request"),
+    *("mcp_approval_response", "mcp_call", "mcp_list_tools", "program", "program_output"),
+    *("shell_call", "shell_call_output", "web_search_call"),
 }
 
 
@@ -65,7 +67,7 @@ class FunctionCall(InputCall):
     type: Literal["function_call"]
     name: CalledName
     namespace: CalledName | None = None
-    arguments: str
+    arguments: Annotated[str, BeforeValidator(as_text)]
 
     def as_json(self) -> Message:
         return call_as_json(self.call_id, flat_name(self.namespace, self.name), self.arguments)

@@ -1,0 +1,72 @@
+"""Histories that began elsewhere: every type of item, block and part that the clients' own types
+allow in a request is read here, or left aside and said."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+
+import pytest
+from anthropic.types.beta import BetaContentBlockParam
+from anthropic.types.beta.beta_tool_result_block_param import Content as ResultContent
+from openai.types.chat import ChatCompletionContentPartParam
+from openai.types.responses import ResponseInputContentParam, ResponseInputItemParam
+
+from inference_api.apis.anthropic.body import MessagesBody
+from inference_api.apis.openai.bodies import ChatBody
+from inference_api.apis.responses.body import ResponsesBody
+from inference_api.errors import InvalidRequest
+from inference_api.web.fields import Body, Json, parse
+
+Place = Literal["block", "result", "item", "content", "part"]
+UNIONS: dict[Place, Any] = {
+    "block": BetaContentBlockParam,
+    "result": ResultContent,
+    "item": ResponseInputItemParam,
+    "content": ResponseInputContentParam,
+    "part": ChatCompletionContentPartParam,
+}
+# These ask for something: what is kept elsewhere, a summary, other tools from here on.
+ASKING = {"item_reference", "compaction_trigger", "tool_addition", "tool_removal"}
+# What other servers of OpenAI's API take or give in a chat besides.
+OTHERS = {"input_text", "output_text", "reasoning", "refusal", "thinking"}
+
+
+def types_in(union: Any) -> Iterator[str]:
+    """Yields the types of all objects in a union."""
+    for each in get_args(union):
+        if is_typeddict(each):
+            stated = get_type_hints(each).get("type")
+            for part in (stated, *get_args(stated)):
+                yield from get_args(part) if get_origin(part) is Literal else ()
+        else:
+            yield from types_in(each)
+
+
+def refusal(place: Place, part: Json) -> str:
+    """Returns why a body with this part is refused; empty if it is not."""
+    hello: Json = {"role": "user", "content": "hello"}
+    parts = [{"type": "tool_result", "tool_use_id": "t", "content": [part]}]
+    turn = {"role": "user", "content": parts if place == "result" else [part]}
+    kind: type[Body] = ResponsesBody
+    body: Json = {"input": [hello, part if place == "item" else turn]}
+    if place == "part":
+        kind, body = ChatBody, {"messages": [turn]}
+    elif place in ("block", "result"):
+        kind, body = MessagesBody, {"messages": [turn, hello], "max_tokens": 1}
+    try:
+        parse(kind, json.dumps(body).encode())
+    except InvalidRequest as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("place", "type_"),
+    [
+        *((place, each) for place, union in UNIONS.items() for each in sorted({*types_in(union)})),
+        *(("part", each) for each in sorted(OTHERS)),
+    ],
+)
+def test_every_type_is_read_or_left_aside(place: Place, type_: str) -> None:
+    found = refusal(place, {"type": type_, "content": [], "refusal": "no"})
+    assert ("is of a type that is not served" in found or ".type: is" in found) == (type_ in ASKING)
