@@ -14,12 +14,13 @@ from common.connections.answers import content_headers
 from common.logs import new_request_id
 from proxy.clients.client import ClientConnection, Exchange
 from proxy.clients.crowd import Crowd
-from proxy.errors import ProxyError
+from proxy.errors import BadMethod, ProxyError
 from proxy.settings import Settings
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
+NO_PAGE = b"This port has /metrics, /health and /ready.\n"
 
 Answer = tuple[int, str, bytes]  # status, content type, body
 
@@ -68,11 +69,15 @@ class MetricsPort:
         return error.last_answer(new_request_id())
 
     async def _answer(self, exchange: Exchange) -> None:
-        path = exchange.head.target.partition("?")[0]
-        answer = self._probe(path)
-        if path == "/metrics":
-            page = await asyncio.to_thread(generate_latest, self._registry)
-            answer = 200, CONTENT_TYPE_LATEST, page
-        status, content_type, body = answer or (404, "text/plain", b"")
-        exchange.answer(status, content_headers(content_type, body), body)
+        method, path = exchange.head.method, exchange.head.target.partition("?")[0]
+        answer = self._probe(path) or (404, "text/plain", NO_PAGE)
+        if method not in ("GET", "HEAD"):
+            error = BadMethod(method, path, "GET, HEAD")
+            exchange.answer(error.status, *error.answer(new_request_id()))
+        else:
+            if path == "/metrics":
+                page = await asyncio.to_thread(generate_latest, self._registry)
+                answer = 200, CONTENT_TYPE_LATEST, page
+            status, content_type, body = answer
+            exchange.answer(status, content_headers(content_type, body), body)
         exchange.end()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from importlib import import_module
 
-from flask import Flask, Response, jsonify
+from flask import Flask, Response, jsonify, request
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
@@ -71,7 +71,8 @@ def _choose_store(settings: Settings) -> WeightStore:
 
 
 def _http_error(error: HTTPException) -> Response:
-    response = jsonify(status_code=error.code, message=error.name)
+    message = f"{request.method} {request.path}: {error.name}; /docs/ has the routes"
+    response = jsonify(status_code=error.code, message=message)
     response.status_code = error.code or 500
     if isinstance(error, MethodNotAllowed):
         response.allow.update(error.valid_methods or ())

@@ -80,7 +80,10 @@ def check_tools(tools: Sequence[Tool]) -> None:
 def check_choice(names: Sequence[str], chosen: Collection[str]) -> None:
     """Raises an error if a `tool_choice` names tools that are not offered."""
     if not names:
-        raise fault("tool_choice", "asks for calls, and there are no tools; give tools")
+        raise fault(
+            "tool_choice",
+            "asks for calls, and there are no tools of a type that is served; give functions",
+        )
     for name in chosen:
         if name not in names:
             offered = shortened(", ".join(names))

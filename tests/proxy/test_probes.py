@@ -11,6 +11,36 @@ from proxy.probes import MetricsPort
 from proxy.settings import Settings
 from tests.ports import free_port
 
+VERBS = (b"POST", b"PUT", b"DELETE", b"OPTIONS")
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "text"),
+    [
+        (b"GET /metrics?x=1", b"200", b"\r\n\r\n"),
+        (b"HEAD /metrics", b"200", b"\r\n\r\n"),
+        (b"GET /metric", b"404", b"This port has /metrics, /health and /ready."),
+        *((verb + b" /metrics", b"405", b"send GET, HEAD") for verb in VERBS),
+    ],
+)  # fmt: skip
+def test_the_port_says_what_it_has(request_line: bytes, status: bytes, text: bytes) -> None:
+    settings = Settings(proxy_metrics_port=free_port())
+
+    async def check() -> None:
+        port = MetricsPort(settings, lambda path: None, CollectorRegistry())
+        await port.start()
+        address = settings.proxy_metrics_host, settings.proxy_metrics_port
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(request_line + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        assert answer.split()[1] == status
+        assert text in answer
+        assert (b"\r\nAllow: GET, HEAD\r\n" in answer) == (status == b"405")
+        writer.close()
+        port.stop()
+
+    asyncio.run(check())
+
 
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics HT"], ids=["silent", "cut"])
 def test_a_client_that_sends_too_little_prints_nothing(

@@ -65,7 +65,8 @@ def test_under_gunicorn_by_its_own_command(tmp_path: Path) -> None:
     with running(tmp_path, *arguments) as (url, _):
         assert call(f"{url}/health") == (200, {"status": "ok"})
         assert call(f"{url}/weights_update/", update([0.5, 0.5], 1.0))[0] == 200
-        assert call(f"{url}/nope") == (404, {"status_code": 404, "message": "Not Found"})
+        message = "GET /nope: Not Found; /docs/ has the routes"
+        assert call(f"{url}/nope") == (404, {"status_code": 404, "message": message})
 
 
 def test_an_unreachable_redis_costs_503s_and_not_the_process(tmp_path: Path) -> None:

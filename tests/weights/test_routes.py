@@ -348,7 +348,8 @@ def test_what_is_about_an_unknown_session_is_not_found(client: FlaskClient, path
 
 
 def test_unknown_paths_and_verbs_are_answered_in_json(client: FlaskClient) -> None:
-    assert client.get("/nope").get_json() == {"status_code": 404, "message": "Not Found"}
+    message = "GET /nope: Not Found; /docs/ has the routes"
+    assert client.get("/nope").get_json() == {"status_code": 404, "message": message}
     refused = client.get(UPDATE)
     assert (refused.get_json()["status_code"], refused.allow) == (405, {"POST", "OPTIONS"})
     assert client.get("/health").get_json() == {"status": "ok"}
