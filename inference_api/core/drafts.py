@@ -45,15 +45,9 @@ class Drafting(DraftSource, Protocol):
         """Learn how many seconds a turn took in the model, and in the rest of the loop."""
 
 
-class AcceptedTokens(NamedTuple):
-    """The tokens of a step that a row accepts."""
-
-    tokens: Sequence[int]  # indices into the step's tokens, for `ModelRunner.keep`
-    drawn: Sequence[Drawn]  # the row's new tokens: accepted guesses, then one more token
-
-
-def accepted_branch(step: RowStep, drawn: Sequence[Drawn]) -> AcceptedTokens:
-    """Returns the longest branch of a draft on which each guess equals the token drawn before it.
+def accepted_branch(step: RowStep, drawn: Sequence[Drawn]) -> tuple[list[int], list[Drawn]]:
+    """Returns the longest branch of a draft on which each guess equals the token drawn before it:
+    indices into the step's tokens, and the row's new tokens, with one after the accepted guesses.
     A draw depends only on its branch and position, so the text is the same as without drafts."""
     first = step.num_undrawn
     tokens, along = [*range(first + 1)], [drawn[0]]
@@ -62,4 +56,4 @@ def accepted_branch(step: RowStep, drawn: Sequence[Drawn]) -> AcceptedTokens:
         if parent == tokens[-1] and step.token_ids[token] == along[-1].token_id:
             tokens.append(token)
             along.append(drawn[token - first])
-    return AcceptedTokens(tokens, along)
+    return tokens, along

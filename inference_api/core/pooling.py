@@ -12,14 +12,12 @@ class PooledStates:
 
     def __init__(self, pooling: Pooling) -> None:
         self._is_mean = pooling == "mean"
-        self._num_tokens = 0
         self._vector: NDArray[np.float64] | None = None
 
     def add(self, hidden: Hidden) -> None:
         """Add the hidden states [tokens, hidden size] of the next tokens. They are summed one by
         one, so that the mean's bits do not depend on how the prompt was cut into chunks."""
         states = hidden.astype(np.float64)
-        self._num_tokens += len(states)
         if not self._is_mean:
             self._vector = states[-1]
         elif self._vector is None:

@@ -134,7 +134,8 @@ class StepCosts:
         room_tokens = place_own_pages(runner)
         seconds: dict[int, float] = {}
         begun_s = clock()
-        for num_tokens in sorted(self._sizes, key=_is_between_powers):
+        # Powers of two come first, because there may be no time for the others.
+        for num_tokens in sorted(self._sizes, key=lambda size: size.bit_count() > 1):
             rows = _step_of(runner, num_tokens, room_tokens)
             if rows is None:
                 continue
@@ -339,11 +340,6 @@ def _nearest(means: Sequence[RunningMean], rows: int) -> float:
         return means[place].mean
     seen = [each for each, of_rows in enumerate(means) if of_rows.count]
     return means[min(seen, key=lambda each: abs(each - place))].mean if seen else 0.0
-
-
-def _is_between_powers(size: int) -> bool:
-    """Returns whether a size is no power of two. Such sizes are measured last, if there is time."""
-    return size.bit_count() > 1
 
 
 def _sizes(max_tokens: int) -> list[int]:

@@ -42,18 +42,6 @@ class BadMessage(Exception):
     """A message that rank 0 of this version never sends."""
 
 
-class StepPart(NamedTuple):
-    """The part of a step that is in one message. Its rows have no token ids, but a residual."""
-
-    rows: Sequence[RowStep]
-    returned: Sequence[int]
-    """The tokens whose states the last rank returns: indices among the tokens of all rows."""
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(each.token_ids) for each in self.rows)
-
-
 def step_numbers(rows: Sequence[RowStep]) -> list[int]:
     """Returns for each row: its index, start, number of tokens, number of tokens whose states are
     not returned, whether it is a tree, and then the parents of a tree's tokens."""
@@ -65,8 +53,12 @@ def step_numbers(rows: Sequence[RowStep]) -> list[int]:
     return numbers
 
 
-def read_step(numbers: Sequence[int], max_rows: int, max_seq_len: int) -> StepPart:
-    """Returns the part of a step that these numbers describe. Raises BadMessage."""
+def read_step(
+    numbers: Sequence[int], max_rows: int, max_seq_len: int
+) -> tuple[list[RowStep], list[int]]:
+    """Returns the rows of the part of a step that these numbers describe, without token ids, and
+    the tokens whose states the last rank returns: indices among the tokens of all rows. Raises
+    BadMessage."""
     rows: list[RowStep] = []
     returned: list[int] = []
     num_tokens, rest = 0, iter(numbers)
@@ -84,7 +76,7 @@ def read_step(numbers: Sequence[int], max_rows: int, max_seq_len: int) -> StepPa
         num_tokens += count
     if not rows:
         raise BadMessage("a step without rows")
-    return StepPart(rows, returned)
+    return rows, returned
 
 
 def _next_numbers(numbers: Iterator[int], count: int) -> Sequence[int]:

@@ -109,17 +109,18 @@ class RankWorker:
 
     def _step(self, message: Message) -> None:
         runner = self._loaded
-        part = read_step(message.numbers, runner.max_rows, runner.max_seq_len)
-        if message.states is None or len(message.states) != part.num_tokens:
-            raise BadMessage(f"{part.num_tokens} tokens without their residual")
+        rows, returned = read_step(message.numbers, runner.max_rows, runner.max_seq_len)
+        num_tokens = sum(len(each.token_ids) for each in rows)
+        if message.states is None or len(message.states) != num_tokens:
+            raise BadMessage(f"{num_tokens} tokens without their residual")
         is_prompt = message.kind is Kind.PROMPT
-        if is_prompt and len(part.rows) > 1:
-            raise BadMessage(f"a prompt of {len(part.rows)} rows")
-        for each in part.rows:
+        if is_prompt and len(rows) > 1:
+            raise BadMessage(f"a prompt of {len(rows)} rows")
+        for each in rows:
             self._check_has(each.row, each.start + len(each.token_ids))
-        after = runner.layers(part.rows, message.states, is_prompt)
+        after = runner.layers(rows, message.states, is_prompt)
         if self._ring.is_last:
-            self._ring.send(Message(Kind.STEP, (), after[list(part.returned)]))
+            self._ring.send(Message(Kind.STEP, (), after[returned]))
         else:
             self._ring.send(Message(message.kind, message.numbers, after))
 

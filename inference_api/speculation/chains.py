@@ -37,8 +37,9 @@ class Chain:
         return ProposedDraft(self.row, draft, self.bins, self.probabilities)
 
 
-class Growth:
-    """Extends chains while they are likely enough, and learns from outcomes."""
+class ChainDrafts:
+    """Base class of draft sources that guess chains: extends them while they are likely enough, and
+    learns from outcomes."""
 
     def __init__(self, vocab_size: int, num_depths: int = 1) -> None:
         """`vocab_size` is the target model's. Each of `num_depths` depths is calibrated apart."""
@@ -60,7 +61,7 @@ class Growth:
             chain.add(guess, *self._calibration.calibrated(kind, guess.probability))
         return [chain for chain in chains if chain.room > 0]
 
-    def drafts(self, chains: Iterable[Chain]) -> Mapping[int, Draft]:
+    def drafts_of(self, chains: Iterable[Chain]) -> Mapping[int, Draft]:
         """Returns the chains as drafts for the next step, by row index."""
         return self._calibration.drafts(chain.proposed for chain in chains if chain.token_ids)
 

@@ -7,18 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 
-from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft, UserRow
 from inference_api.core.state.row_pages import RowPages
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn, Guess, ModelRunner, RowStep
-from inference_api.speculation.chains import Chain, Growth
+from inference_api.speculation.chains import Chain, ChainDrafts
 
 PREFILLED_TOKENS = 128  # most tokens of a step for rows that are far behind in the draft's cache
 GUESS = Draw(SamplingParams(temperature=0.0, num_logprobs=0), (0,), ())
 
 
-class ModelDrafts:
+class ModelDrafts(ChainDrafts):
     """A `DraftSource` and `DraftModel` that gives a greedy chain to each row whose tokens are all
     in the draft model's cache.
 
@@ -34,11 +33,11 @@ class ModelDrafts:
     ) -> None:
         """`runner` is loaded, `pages` are its own, and it has as many rows as the target model,
         whose vocabulary has `vocab_size` tokens. Rows beyond its context get no draft."""
+        super().__init__(vocab_size)
         self.runner = runner
         self.pages = pages
         self._max_tokens = max_tokens
         self._caches: dict[int, _RowCache] = {}  # keyed by row index
-        self._growth = Growth(vocab_size)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         begun = self._first_steps(rows)
@@ -47,19 +46,14 @@ class ModelDrafts:
         while steps:
             results = self.runner.step(steps)
             guesses = [_guess(each.drawn[0]) for each in results if each.drawn]
-            growing = [
-                each for each in self._growth.extend(growing, guesses) if self._has_pages(each.row)
-            ]
+            growing = [each for each in self.extend(growing, guesses) if self._has_pages(each.row)]
             steps = [self._next_step(chain) for chain in growing]
-        return self._growth.drafts(chains)
+        return self.drafts_of(chains)
 
     def give_up(self) -> None:
         """See `DraftModel`."""
         for cache in [*self._caches.values()]:
             self._leave(cache.row)
-
-    def learn(self, outcomes: Sequence[Outcome]) -> None:
-        self._growth.learn(outcomes)
 
     def _first_steps(self, rows: Sequence[UserRow]) -> list[tuple[Chain, RowStep]]:
         """Returns chains and steps with the tokens that the cache lacks, rows that lack the fewest

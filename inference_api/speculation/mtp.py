@@ -6,15 +6,14 @@ start from its own outputs and are right less often.
 
 from collections.abc import Mapping, Sequence
 
-from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import DraftLayer, RowToken
-from inference_api.speculation.chains import Chain, Growth
+from inference_api.speculation.chains import Chain, ChainDrafts
 
 NUM_DEPTHS = 4  # depths of guesses that are calibrated separately
 
 
-class MtpDrafts:
+class MtpDrafts(ChainDrafts):
     """A `DraftSource` that gives a greedy chain to each row after whose last token it can guess."""
 
     name = "mtp"
@@ -23,10 +22,10 @@ class MtpDrafts:
     def __init__(
         self, layer: DraftLayer, max_tokens: int, vocab_size: int, name: str = name
     ) -> None:
+        super().__init__(vocab_size, NUM_DEPTHS)
         self.name = name
         self._layer = layer
         self._max_tokens = max_tokens
-        self._growth = Growth(vocab_size, NUM_DEPTHS)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         known_rows = [row for row in rows if self._layer.knows(row.index, row.num_cached)]
@@ -34,11 +33,8 @@ class MtpDrafts:
         growing = chains
         while growing:
             guesses = self._layer.guess([_last_token(chain) for chain in growing])
-            growing = self._growth.extend(growing, guesses)
-        return self._growth.drafts(chains)
-
-    def learn(self, outcomes: Sequence[Outcome]) -> None:
-        self._growth.learn(outcomes)
+            growing = self.extend(growing, guesses)
+        return self.drafts_of(chains)
 
     def _room(self, row: UserRow) -> int:
         """Returns how many tokens may be guessed; the row needs pages for the layer's inputs."""

@@ -291,9 +291,9 @@ def test_what_was_kept_is_in_the_cache_and_what_was_not_is_written_again() -> No
     row = row_of([7, 8])
     row.take_prompt(1)
     step = row.take_step(Draft((1, 2, 9)))
-    found = accepted_branch(step, [Drawn(token) for token in (1, 2, 3, 4)])
-    assert tuple(found) == ([0, 1, 2], [Drawn(1), Drawn(2), Drawn(3)])
-    assert row.accept(found.drawn, batch_size=1).token_ids == (1, 2, 3)
+    tokens, drawn = accepted_branch(step, [Drawn(token) for token in (1, 2, 3, 4)])
+    assert (tokens, drawn) == ([0, 1, 2], [Drawn(1), Drawn(2), Drawn(3)])
+    assert row.accept(drawn, batch_size=1).token_ids == (1, 2, 3)
     assert (row.take_step().start, row.num_cached) == (4, 5)
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from inference_api.core import plan as step_plan
-from inference_api.core.drafts import AcceptedTokens
 from inference_api.core.rows import Tokens
 from inference_api.request import SamplingParams
 from inference_api.runner import Drawn, RowStep
@@ -143,7 +142,7 @@ def test_tokens_at_every_depth_are_of_the_models_distribution(
     assert min(found.values()) > LEAST_P_VALUE, found
 
 
-def leniently_accepted(step: RowStep, drawn: Sequence[Drawn]) -> AcceptedTokens:
+def leniently_accepted(step: RowStep, drawn: Sequence[Drawn]) -> tuple[list[int], list[Drawn]]:
     """A wrong rule: takes a likely guess, whatever was drawn."""
     first = step.num_undrawn
     tokens, along = [*range(first + 1)], [drawn[0]]
@@ -154,7 +153,7 @@ def leniently_accepted(step: RowStep, drawn: Sequence[Drawn]) -> AcceptedTokens:
         if parent == tokens[-1] and dict(logprobs.top).get(guess, -math.inf) > math.log(LENIENCY):
             tokens.append(token)
             along[-1:] = [Drawn(guess, logprobs), drawn[token - first]]
-    return AcceptedTokens(tokens, along)
+    return tokens, along
 
 
 def test_wrong_rule_is_seen(
