@@ -1,7 +1,6 @@
 """Writes the answers of OpenAI's two generation routes, whole or streamed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from inference_api.apis.chat import ChatAnswer
@@ -27,32 +26,6 @@ from inference_api.tools.parts import WholeAnswer, whole_answer
 DONE = b"data: [DONE]\n\n"
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerForm:
-    """The format of one route's answers."""
-
-    id_prefix: str
-    object: str
-    chunk_object: str
-    is_chat: bool
-
-    def content(self, answer: WholeAnswer) -> Json:
-        if self.is_chat:
-            return {"message": _message(answer)}
-        return {"text": answer.text}
-
-    def delta(self, event: Event | None, is_first: bool) -> Json:
-        """Returns an event's part of a chunk; `event` is None if the chunk has something else."""
-        if not self.is_chat:
-            return {"text": event.text if isinstance(event, TextDelta) else ""}
-        role = {"role": "assistant"} if is_first else {}
-        return {"delta": role | _delta(event)}
-
-
-COMPLETION = AnswerForm("cmpl-", "text_completion", "text_completion", is_chat=False)
-CHAT = AnswerForm("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
 
 
 def _message(answer: WholeAnswer) -> AssistantMessage:
@@ -99,15 +72,15 @@ class Choice:
         self.index = index
         self.answer = answer
         self._echo = tokenizer.decode(prompt_tokens) if body.wants_echo else ""
+        self._is_chat = isinstance(body, ChatBody)
         self._is_named_call = isinstance(body, ChatBody) and body.tool_use().choice.is_named
         self._logprobs: Logprobs | None = None
         self._ahead: list[ScoredToken] = []  # scored prompt tokens, which come before the answer's
         if body.num_logprobs is not None:
             scored = answer.generation.scored_prompt if body.wants_echo else ()
             self._ahead = first_of(scored, body.num_logprobs)
-            is_chat = isinstance(body, ChatBody)
             kept = answer.generation.kept_token_ids
-            self._logprobs = Logprobs(tokenizer, is_chat, len(self._ahead), kept)
+            self._logprobs = Logprobs(tokenizer, self._is_chat, len(self._ahead), kept)
         self._num_chars = 0
 
     @property
@@ -129,12 +102,20 @@ class Choice:
         if self._logprobs is not None and (rest := self._take_scored()):
             yield None, self._shaped(rest)
 
-    def as_json(self, form: AnswerForm) -> Json:
+    def delta(self, event: Event | None, is_first: bool) -> Json:
+        """Returns an event's part of a chunk; `event` is None if the chunk has something else."""
+        if not self._is_chat:
+            return {"text": event.text if isinstance(event, TextDelta) else ""}
+        role = {"role": "assistant"} if is_first else {}
+        return {"delta": role | _delta(event)}
+
+    def as_json(self) -> Json:
         """Returns the whole choice, once its generation has ended."""
         events = [event for found in self._counted() for event in found]
+        answer = whole_answer([TextDelta(self._echo), *events])
         return {
             "index": self.index,
-            **form.content(whole_answer([TextDelta(self._echo), *events])),
+            **({"message": _message(answer)} if self._is_chat else {"text": answer.text}),
             "logprobs": self._next_logprobs(),
             "finish_reason": self.finish_reason,
         }
@@ -173,27 +154,28 @@ class ChoicesWriter:
         self._body = body
         self._tokenizer = tokenizer
         self._route = chosen.route
-        self._form = CHAT if isinstance(body, ChatBody) else COMPLETION
-        request_id = self._form.id_prefix + request_id
+        self._is_chat = isinstance(body, ChatBody)
+        self._object = "chat.completion" if self._is_chat else "text_completion"
+        request_id = ("chatcmpl-" if self._is_chat else "cmpl-") + request_id
         self._identity: Json = {"id": request_id, "created": created_at, "model": chosen.shown}
 
     def complete(self, answers: Sequence[ChatAnswer]) -> Json:
         """Returns the whole answer. Its usage counts a prompt once, however many choices it has."""
         choices = self._choices(answers)
-        shapes = [choice.as_json(self._form) for choice in choices]
+        shapes = [choice.as_json() for choice in choices]
         of_prompts = [self._prompt_logprobs(answers, choice.index) for choice in choices]
-        response = {**self._identity, "object": self._form.object, "choices": shapes}
-        if not self._form.is_chat:  # as in vLLM: in the choice; for a chat, beside the choices
+        response = {**self._identity, "object": self._object, "choices": shapes}
+        if not self._is_chat:  # as in vLLM: in the choice; for a chat, beside the choices
             response["choices"] = [
                 shape | about for shape, about in zip(shapes, of_prompts, strict=True)
             ]
-        beside = of_prompts[0] if self._form.is_chat else {}
+        beside = of_prompts[0] if self._is_chat else {}
         return {**response, "usage": self._usage(answers), **beside}
 
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
         """Yields SSE: pieces, the finish of each choice, usage if requested, and `[DONE]`."""
         choices, options = self._choices(answers), self._body.stream_options or StreamOptions()
-        head = {**self._identity, "object": self._form.chunk_object}
+        head = {**self._identity, "object": self._object + ".chunk" * self._is_chat}
         # Only the choice differs between events, so the rest is encoded once.
         prefix = f'data: {dumped(head)[:-1]},"choices":['
         suffix = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
@@ -216,7 +198,7 @@ class ChoicesWriter:
             event, logprobs = piece or (None, None)
             yield {
                 "index": choice.index,
-                **self._form.delta(event, choice.index not in begun),
+                **choice.delta(event, choice.index not in begun),
                 "logprobs": logprobs,
                 "finish_reason": choice.finish_reason if piece is None else None,
             }
