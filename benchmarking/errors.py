@@ -26,11 +26,6 @@ class TargetUnusable(RowRefused):
     """The server does not answer, or refuses what the row needs."""
 
 
-class LoadProcessFailed(RowRefused):
-    def __init__(self, exit_status: int) -> None:
-        super().__init__(f"the load process ended with exit status {exit_status}")
-
-
 class InvalidResults(BenchmarkError):
     """A folder does not hold the results of a run."""
 

@@ -33,7 +33,6 @@ from benchmarking.analysis.service_curve import (
     LEAST_ERROR,
     LEAST_MS,
     CurvePoint,
-    Points,
     ServiceCurve,
     rising,
 )
@@ -87,16 +86,33 @@ def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list[Loop]:
 
 
 def fit_loops(loops: Sequence[Loop], has_overhead: bool) -> ServiceCurve | None:
-    """Returns the curve of loops, not yet for certain lengths. `has_overhead` says whether the
-    overhead is an unknown."""
-    users = sorted({loop.users for loop in loops})
+    """Returns the curve of loops, not yet for certain lengths. Unknowns are c at its knots, a at
+    all numbers of users and, if `has_overhead`, the overhead, which otherwise is 0."""
+    users, knots = sorted({loop.users for loop in loops}), _knots(loops)
     if len(users) < MIN_USERS:
         return None
-    unknowns = _Unknowns(users, _knots(loops), has_overhead)
-    equations = [*map(unknowns.end_to_end, loops)]
-    equations += [unknowns.first_token(loop) for loop in loops if loop.users == 1]
+
+    def equation(
+        loop: Loop, prompt_tokens: float, steps: float, ms: float, error_ms: float
+    ) -> tuple[FloatArray, float]:
+        """Returns the coefficients of the unknowns and the value of their sum, both in units of the
+        error; c is linear between its knots."""
+        c = [np.interp(loop.users, knots, each) for each in np.eye(len(knots))]
+        a = [steps * (each == loop.users) for each in users]
+        coefficients = np.array([has_overhead, *(prompt_tokens * each for each in c), *a])
+        return coefficients / error_ms, ms / error_ms
+
+    equations = [
+        equation(x, x.in_service * x.work_tokens, x.output_tokens, x.e2e_ms, x.e2e_error_ms)
+        for x in loops
+    ]
+    equations += [
+        equation(x, x.work_tokens, 1.0, x.ttft_ms, x.ttft_error_ms) for x in loops if x.users == 1
+    ]
     found, errors = least_squares(*map(np.array, zip(*equations, strict=True)))
-    prompts, decode = unknowns.points(found, errors)
+    values = zip([*knots, *users], found[1:].tolist(), errors[1:].tolist(), strict=True)
+    points = tuple(CurvePoint(n, max(ms, LEAST_MS), error) for n, ms, error in values)
+    prompts, decode = points[: len(knots)], points[len(knots) :]
     if max(point.ms for point in decode) <= LEAST_MS:
         raise Unfit("serviceCurve: answers took no longer than their prompts; measure longer ones")
     return ServiceCurve(
@@ -151,43 +167,6 @@ def _paces(records: Iterable[RequestRecord]) -> Iterator[tuple[float, float]]:
         first_s, gap_s = ttft_s(record), itl_s(record)
         if first_s is not None and gap_s is not None:
             yield first_s, gap_s
-
-
-Equation = tuple[FloatArray, float]  # coefficients of the unknowns, and the value of their sum
-
-
-@dataclass(frozen=True, slots=True)
-class _Unknowns:
-    """The unknowns of equations, in order: the overhead, c at `knots`, and a at `users`. Both are
-    numbers of users. `has_overhead` says whether the overhead is an unknown; otherwise it is 0."""
-
-    users: Sequence[int]
-    knots: Sequence[int]
-    has_overhead: bool
-
-    def end_to_end(self, loop: Loop) -> Equation:
-        prompts = loop.in_service * loop.work_tokens
-        return self._equation(loop, prompts, loop.output_tokens, loop.e2e_ms, loop.e2e_error_ms)
-
-    def first_token(self, loop: Loop) -> Equation:
-        """Returns the equation of TTFT, for a loop of one user."""
-        return self._equation(loop, loop.work_tokens, 1.0, loop.ttft_ms, loop.ttft_error_ms)
-
-    def _equation(
-        self, loop: Loop, prompt_tokens: float, steps: float, ms: float, error_ms: float
-    ) -> Equation:
-        """Returns the equation in units of the error; c is linear between its knots."""
-        c = [np.interp(loop.users, self.knots, each) for each in np.eye(len(self.knots))]
-        a = [steps * (each == loop.users) for each in self.users]
-        coefficients = np.array([self.has_overhead, *(prompt_tokens * each for each in c), *a])
-        return coefficients / error_ms, ms / error_ms
-
-    def points(self, found: FloatArray, errors: FloatArray) -> tuple[Points, Points]:
-        """Returns the points of c and of a, by users."""
-        at_users = [*self.knots, *self.users]
-        values = zip(at_users, found[1:].tolist(), errors[1:].tolist(), strict=True)
-        points = tuple(CurvePoint(n, max(ms, LEAST_MS), error) for n, ms, error in values)
-        return points[: len(self.knots)], points[len(self.knots) :]
 
 
 def prompts_differ(loops: Sequence[Loop]) -> bool:

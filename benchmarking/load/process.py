@@ -16,7 +16,7 @@ from threading import Event
 
 import uvloop
 
-from benchmarking.errors import LoadProcessFailed
+from benchmarking.errors import RowRefused
 from benchmarking.load.generator import LoadJob, LoadResult, Progress, apply_load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +24,8 @@ EXIT_TIMEOUT_S = 30.0
 
 
 def run_load(job: LoadJob, on_progress: Callable[[Progress], None], stop: Event) -> LoadResult:
-    """Runs the job to its end, or until `stop` is set. Raises LoadProcessFailed. The process has a
-    session of its own, so that Ctrl-C reaches only the parent."""
+    """Runs the job to its end, or until `stop` is set. Raises RowRefused if the process
+    fails. It has a session of its own, so that Ctrl-C reaches only the parent."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarking.load.process"],
         cwd=ROOT,
@@ -46,7 +46,8 @@ def run_load(job: LoadJob, on_progress: Callable[[Progress], None], stop: Event)
             assert isinstance(message, LoadResult)
             return message
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-            raise LoadProcessFailed(process.wait(EXIT_TIMEOUT_S)) from None
+            status = process.wait(EXIT_TIMEOUT_S)
+            raise RowRefused(f"the load process ended with exit status {status}") from None
 
 
 async def _run(job: LoadJob, send: Callable[[Progress], None]) -> LoadResult:

@@ -54,10 +54,6 @@ class Series:
     is_open: bool
     steps: tuple[Step, ...]
 
-    @property
-    def axis(self) -> str:
-        return "offered requests/s" if self.is_open else "concurrent requests"
-
 
 def series_of(points: Sequence[LoadPoint]) -> list[Series]:
     steps: dict[tuple[str, bool], dict[float, list[LoadPoint]]] = defaultdict(dict)
@@ -116,6 +112,7 @@ def percentile_bands(points: Sequence[LoadPoint]) -> Figure | None:
         return None
     figure, axes = panels(2)
     x = [step.x for step in series.steps]
+    axis = "offered requests/s" if series.is_open else "concurrent requests"
     for metric, ax in zip((TTFT, ITL), axes, strict=True):
         at = {
             p: [step.percentile(metric, p) for step in series.steps]
@@ -125,7 +122,7 @@ def percentile_bands(points: Sequence[LoadPoint]) -> Figure | None:
         ax.fill_between(x, at[25], at[75], color=COLORS[0], alpha=0.3, label="p25 to p75")
         ax.plot(x, at[50], color=COLORS[0], marker="o", markersize=3, label="p50")
         ax.plot(x, at[99], color=COLORS[1], linestyle="--", label="p99")
-        ax.set(xlabel=series.axis, ylabel=f"{metric.name}, ms", title=series.label)
+        ax.set(xlabel=axis, ylabel=f"{metric.name}, ms", title=series.label)
         ax.set_ylim(bottom=0)
         ax.legend(loc="upper left", fontsize=7)
     return figure

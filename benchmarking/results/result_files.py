@@ -65,8 +65,13 @@ def _stem(fields: Sequence[object]) -> str:
 
 
 def write_row(folder: Path, stem: str, summary: Summary, responses: Sequence[Response]) -> None:
-    _write_json(folder / (stem + SUMMARY), summary)
-    _write_json(folder / (stem + RESPONSES), responses)
+    for end, content in ((SUMMARY, summary), (RESPONSES, responses)):
+        path = folder / (stem + end)
+        try:
+            text = json.dumps(content, indent=4, ensure_ascii=False, allow_nan=False)
+        except ValueError as error:  # NaN in the configuration of another client's run
+            raise InvalidResults(f"{path}: {error}") from error
+        write_whole(path, text + "\n")
 
 
 def write_texts(folder: Path, stem: str, texts: Sequence[tuple[str, str]]) -> None:
@@ -86,7 +91,10 @@ def read_rows(folder: Path) -> Iterator[RowResult]:
         is_list = isinstance(responses, list) and all(isinstance(r, dict) for r in responses)
         if not isinstance(summary, dict) or not is_list:
             raise InvalidResults(f"{path}: not a summary with its responses")
-        yield RowResult(stem, _as_numbers(summary), [_renamed(each) for each in responses])
+        for each in responses:
+            if "switching_time" in each:  # the name in older documentation
+                each["server_switching_time"] = each.pop("switching_time")
+        yield RowResult(stem, _as_numbers(summary), responses)
 
 
 def _as_numbers(summary: Summary) -> Summary:
@@ -100,23 +108,8 @@ def _as_numbers(summary: Summary) -> Summary:
     }
 
 
-def _renamed(response: Response) -> Response:
-    """Renames `switching_time`, the name of `server_switching_time` in older documentation."""
-    if "switching_time" in response:
-        response["server_switching_time"] = response.pop("switching_time")
-    return response
-
-
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(read_bounded(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidResults(f"{path}: {error}") from error
-
-
-def _write_json(path: Path, content: Any) -> None:
-    try:
-        text = json.dumps(content, indent=4, ensure_ascii=False, allow_nan=False)
-    except ValueError as error:  # NaN in the configuration of another client's run
-        raise InvalidResults(f"{path}: {error}") from error
-    write_whole(path, text + "\n")

@@ -29,11 +29,6 @@ MAX_BYTES, MAX_ROWS = 16 * 2**20, 10_000
 MIN_INPUT_TOKENS = 40
 
 
-def _size_name(cell: str) -> str:
-    """Returns a size in Hearth's spelling. Other clients of this format write "Small" or "N/A"."""
-    return cell.lower().replace("n/a", "na")
-
-
 class Cells(BaseModel):
     """One row of the file. Empty cells, and columns that are absent, have defaults."""
 
@@ -46,7 +41,10 @@ class Cells(BaseModel):
     concurrent_requests: int = Field(0, ge=0, le=MAX_USERS)
     qps: float = Field(0.0, ge=0, le=MAX_QPS, allow_inf_nan=False)
     qps_distribution: Distribution = "constant"
-    multimodal_img_size: Annotated[ImageSize, BeforeValidator(_size_name)] = "na"
+    # Other clients of this format write "Small" or "N/A".
+    multimodal_img_size: Annotated[
+        ImageSize, BeforeValidator(lambda cell: cell.lower().replace("n/a", "na"))
+    ] = "na"
 
     def load(self) -> Workload:
         return Workload(

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarking.errors import LoadProcessFailed
+from benchmarking.errors import RowRefused
 from benchmarking.load.generator import LoadJob, LoadResult, Progress, TimedExchange
 from benchmarking.load.process import run_load
 from benchmarking.load.schedule import due_times_s, lengths
@@ -205,7 +205,7 @@ def test_long_answers_of_many_streams_arrive_whole(
 
 def test_a_load_process_that_dies_refuses_its_row() -> None:
     broken = replace(job_for("http://127.0.0.1:1/v1", 1), due_s=("soon",))  # type: ignore[arg-type]
-    with pytest.raises(LoadProcessFailed, match="exit status 1"):
+    with pytest.raises(RowRefused, match="exit status 1"):
         run(broken)
 
 
