@@ -15,7 +15,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from urllib.parse import quote
 
 import click
@@ -66,7 +65,7 @@ def main(model: str | None, mock: bool) -> None:
         _set_unless_set("UPSTREAM", url)
         proxy_settings = ProxySettings.load(jwt_secret=secret)
         proxy_url = _url(proxy_settings.proxy_host, proxy_settings.proxy_port)
-        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
         is_split = settings.split is not None and not settings.mock_model
         api = Ranks(settings, url) if is_split else Process(_gunicorn(API_CONFIG), {})
     except AnyStartupError as error:
@@ -174,10 +173,6 @@ def _set_unless_set(variable: str, value: str) -> None:
 
 def _are_running(processes: Processes) -> bool:
     return all(process.poll() is None for process in processes)
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -177,7 +177,8 @@ class TextStream:
     def push(self, token_ids: Sequence[int]) -> str:
         """Returns the text completed by these ids; empty while a character is incomplete."""
         if self.kept:
-            token_ids = [id_ for id_ in token_ids if self._is_shown(id_)]
+            special = self._tokenizer.special_token
+            token_ids = [id_ for id_ in token_ids if id_ in self.kept or special(id_) is None]
         self._token_ids.extend(token_ids)
         text = self._fresh_text()
         if text.endswith(REPLACEMENT):
@@ -194,9 +195,6 @@ class TextStream:
     def _fresh_text(self) -> str:
         context = self._decode(self._token_ids[self._context_from : self._fresh_from])
         return self._decode(self._token_ids[self._context_from :])[len(context) :]
-
-    def _is_shown(self, token_id: int) -> bool:
-        return token_id in self.kept or self._tokenizer.special_token(token_id) is None
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=not self.kept)

@@ -17,7 +17,6 @@ from werkzeug.exceptions import NotFound
 from common.errors import Error
 from common.operations import operation
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.served_model import ServedModel
 from inference_api.errors import NoCluster
 from inference_api.runner import RunnerFacts
 from inference_api.watch.cluster_state import ClusterAnswer, ClusterState
@@ -66,12 +65,6 @@ class DashboardModel:
     speculation: tuple[str, ...]
     facts: RunnerFacts | None
 
-    @classmethod
-    def of(cls, served: ServedModel) -> "DashboardModel":
-        return cls(
-            served.name, served.max_rows, served.max_seq_len, served.draft_sources, served.facts
-        )
-
 
 def create_blueprint(
     backend: DecodeBackend,
@@ -97,7 +90,12 @@ def create_blueprint(
         {200: list[DashboardModel]},
     )
     def models() -> Response:
-        return _fresh([DashboardModel.of(each) for each in backend.served.values()])
+        return _fresh(
+            [
+                DashboardModel(m.name, m.max_rows, m.max_seq_len, m.draft_sources, m.facts)
+                for m in backend.served.values()
+            ]
+        )
 
     @blueprint.get("/dashboard/requests")
     @operation(

@@ -38,6 +38,10 @@ AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of eight outputs in a word
 _NVFP4_CODES = np.zeros(25, np.uint8)  # keys are values plus 12
 _NVFP4_CODES[MXFP4_VALUES[::-1] + 12] = np.arange(15, -1, -1)
 
+# MXFP4's scales of doubled values (OCP Microscaling Formats 1.0, section 5.4.1).
+_POWERS: Floats = np.ldexp(np.float32(1), np.arange(256) - MXFP4_BIAS)
+_POWERS[255] = np.nan
+
 Reorder = Callable[[NDArray[Any]], NDArray[Any]]  # reorders the first dimension
 
 
@@ -225,17 +229,6 @@ def _nvfp4(
     return Nvfp4Tensor(
         values, of_blocks, rows, columns // formats.NVFP4_BLOCK, codes, float(number)
     )
-
-
-def _powers() -> Floats:
-    """Returns the scales of MXFP4 for doubled values. 255 stands for NaN (OCP Microscaling Formats
-    1.0, section 5.4.1)."""
-    powers = np.ldexp(np.float32(1), np.arange(256) - MXFP4_BIAS)
-    powers[255] = np.nan
-    return powers
-
-
-_POWERS = _powers()
 
 
 def _halves(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
