@@ -27,7 +27,7 @@ from proxy.clients.inbound import (
 )
 from proxy.clients.model_list import LIST_PATH, MAX_LIST_BYTES, joined, model_of, read_list
 from proxy.clients.origins import check_preflight, cors_headers
-from proxy.clients.relay import Relay
+from proxy.clients.relay import Relay, UsageHider
 from proxy.clients.usage import METERED_HEADERS, Usage, UsageMeter, estimated_usage
 from proxy.errors import (
     BadRequest,
@@ -41,12 +41,11 @@ from proxy.errors import (
     UpstreamBroken,
 )
 from proxy.settings import Settings
-from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.balancer import Balancer, Upstream
 from proxy.upstreams.forward import SAFE_METHODS, Forwarder, Reply
 from proxy.upstreams.headers import client_headers
 from proxy.upstreams.sleepers import Sleepers
 from proxy.upstreams.specs import Discovery
-from proxy.upstreams.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -181,25 +180,19 @@ class Visits:
         headers = client_headers(head.fields, added, head.is_chunked, reply.upstream.spec.url)
         if record.method == "POST" and head.status < 300:
             visit.meter = UsageMeter(*map(head.get, METERED_HEADERS))
-        hides_usage = reply.has_asked_usage and visit.meter is not None and visit.meter.is_editable
-        if hides_usage:
+        hider = None
+        if reply.has_asked_usage and visit.meter is not None and visit.meter.is_editable:
+            hider = UsageHider(visit.meter)
             headers = [each for each in headers if each[0].lower() != "content-length"]
-        is_unframed = hides_usage or reply.has_unframed_body
+        is_unframed = hider is not None or reply.has_unframed_body
         is_chunked = is_unframed and not visit.exchange.head.is_http_1_0
         if is_chunked:
             headers.append(("Transfer-Encoding", "chunked"))
         closes = client.must_close()
         answer = answer_head(head.status, headers + visit.cors, closes=closes, phrase=head.reason)
         visit.has_begun_answer = True
-        relay = Relay(
-            client,
-            record,
-            answer,
-            is_chunked=is_chunked,
-            meter=visit.meter,
-            hides_usage=hides_usage,
-            note_piece=reply.upstream.note_piece,
-        )
+        note_piece = reply.upstream.note_piece
+        relay = Relay(client, record, answer, is_chunked, visit.meter, hider, note_piece)
         if client.is_congested:
             reply.set_reading(False)
         visit.exchange.set_source_reading = reply.set_reading

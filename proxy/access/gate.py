@@ -1,6 +1,7 @@
 """Identifies the caller of every request, by a token in a header or in a browser's cookie."""
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from common.addresses import LOCAL
 from common.tokens import authorization_of
@@ -16,25 +17,23 @@ from proxy.errors import BadMethod, BadRequest, LoginNeeded, RoleNeeded, Unautho
 COOKIE = "hearth_token"
 
 
+@dataclass(frozen=True, slots=True)
 class Gate:
     """Lets requests in if their token has the role for their path. Event loop only."""
 
-    def __init__(
-        self, authenticator: Authenticator, policy: Callable[[], Policy], aside: Aside
-    ) -> None:
-        self._authenticator = authenticator
-        self._policy = policy
-        self._aside = aside
+    authenticator: Authenticator
+    policy: Callable[[], Policy]
+    aside: Aside
 
     async def identify(self, authorization: str | None) -> tuple[Principal, Role]:
         """Returns the principal of an Authorization header, and its role under the policy. Raises
         Unauthorized."""
-        authenticator = self._authenticator
+        authenticator = self.authenticator
         if authenticator.may_block:
-            principal = await self._aside.run(authenticator.authenticate, authorization)
+            principal = await self.aside.run(authenticator.authenticate, authorization)
         else:
             principal = authenticator.authenticate(authorization)
-        return principal, self._policy().for_team(principal.team_id).role_of(principal.role)
+        return principal, self.policy().for_team(principal.team_id).role_of(principal.role)
 
     async def let_in(
         self, record: AuditRecord, head: RequestHead, path: str

@@ -278,18 +278,18 @@ class TeamLimits:
         log.error("Redis failed, limits are kept in memory meanwhile: %s", error)
 
 
+@dataclass(frozen=True, slots=True)
 class Admissions:
     """Admits requests. Asks in a thread if Redis may block. Event loop only."""
 
-    def __init__(self, limits: TeamLimits, aside: Aside) -> None:
-        self._limits = limits
-        self._aside = aside
+    limits: TeamLimits
+    aside: Aside
 
     async def admit(self, team_id: str, policy: TeamPolicy) -> Admission:
         """Admits a request. Raises LimitExceeded. A client that leaves meanwhile is not counted."""
-        if not self._limits.may_block:
-            return self._limits.admit(team_id, policy)
-        admitting = self._aside.run(self._limits.admit, team_id, policy)
+        if not self.limits.may_block:
+            return self.limits.admit(team_id, policy)
+        admitting = self.aside.run(self.limits.admit, team_id, policy)
         try:
             return await asyncio.shield(admitting)
         except asyncio.CancelledError:
@@ -300,11 +300,11 @@ class Admissions:
         """Ends a request, and charges its team for the tokens it took."""
 
         def leave() -> None:
-            self._limits.leave(admission)
-            self._limits.charge(admission, num_tokens, cost_nanos)
+            self.limits.leave(admission)
+            self.limits.charge(admission, num_tokens, cost_nanos)
 
-        if self._limits.may_block:
-            self._aside.run_later(leave)
+        if self.limits.may_block:
+            self.aside.run_later(leave)
         else:
             leave()
 

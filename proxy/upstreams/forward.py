@@ -25,11 +25,10 @@ from proxy.errors import (
     UpstreamUnreachable,
 )
 from proxy.settings import Settings
-from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.balancer import Balancer, Upstream
 from proxy.upstreams.headers import upstream_headers
 from proxy.upstreams.reply import ReplyHead, StaleConnection, UpstreamConnection
 from proxy.upstreams.sleepers import Sleepers
-from proxy.upstreams.upstream import Upstream
 from proxy.upstreams.waiting_room import WaitingRoom
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

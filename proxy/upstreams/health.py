@@ -12,9 +12,8 @@ from httptools import HttpParserError
 
 from proxy.background import Repeated
 from proxy.errors import StreamBroken, UpstreamBroken
-from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.balancer import Balancer, Upstream, UpstreamHealth, UpstreamRows
 from proxy.upstreams.specs import MAX_ROWS
-from proxy.upstreams.upstream import Upstream, UpstreamHealth, UpstreamRows
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,10 @@ from operator import attrgetter
 
 from proxy.clients.inbound import InboundRequest, RoutingHints
 from proxy.errors import AllRowsBusy, ProxyError
-from proxy.upstreams.upstream import Upstream
+from proxy.upstreams.balancer import Upstream
 
 # Requests of a line that are tried, because the first may have tried the free upstream already.
 MAX_LOOKED_AT = 16
-
-Choose = Callable[[RoutingHints, AbstractSet[Upstream]], Upstream]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,23 +30,18 @@ class _Guest:
     )
 
 
+@dataclass(slots=True, eq=False)
 class WaitingRoom:
-    def __init__(
-        self,
-        choose: Choose,
-        give_back: Callable[[Upstream], None],
-        line_of: Callable[[RoutingHints], Hashable],
-        max_waiting: int,
-    ) -> None:
-        """`choose` returns an upstream with a free row and counts the request in, or raises.
-        `line_of` returns a key for what a request waits for, which takes only a few values."""
-        self._choose = choose
-        self._give_back = give_back
-        self._line_of = line_of
-        self._max_waiting = max_waiting
-        self._teams: OrderedDict[str, dict[Hashable, deque[_Guest]]] = OrderedDict()
-        self._numbers = count()
-        self._num_waiting = 0
+    """`choose` returns an upstream with a free row and counts the request in, or raises. `line_of`
+    returns a key for what a request waits for, which takes only a few values."""
+
+    choose: Callable[[RoutingHints, AbstractSet[Upstream]], Upstream]
+    give_back: Callable[[Upstream], None]
+    line_of: Callable[[RoutingHints], Hashable]
+    max_waiting: int
+    _teams: OrderedDict[str, dict[Hashable, deque[_Guest]]] = field(default_factory=OrderedDict)
+    _numbers: "count[int]" = field(default_factory=count)
+    _num_waiting: int = 0
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -59,9 +52,9 @@ class WaitingRoom:
         """Wait for a row until a time of the loop's clock. Raises AllRowsBusy if none comes free or
         too many wait, and errors of `choose` if waiting does not help.
         """
-        if self._num_waiting >= self._max_waiting:
+        if self._num_waiting >= self.max_waiting:
             raise AllRowsBusy(f"{self._num_waiting} requests wait; raise QUEUE_SIZE or add servers")
-        guest = _Guest(next(self._numbers), request, self._line_of(request.hints), tried)
+        guest = _Guest(next(self._numbers), request, self.line_of(request.hints), tried)
         lines = self._teams.setdefault(request.team_id, {})
         lines.setdefault(guest.line, deque()).append(guest)
         self._num_waiting += 1
@@ -92,7 +85,7 @@ class WaitingRoom:
             if guest.upstream.cancelled():  # the request is about to leave
                 continue
             try:
-                upstream = self._choose(guest.request.hints, guest.tried)
+                upstream = self.choose(guest.request.hints, guest.tried)
             except AllRowsBusy:
                 continue
             except ProxyError as error:
@@ -108,7 +101,7 @@ class WaitingRoom:
         if not guest.upstream.done() or guest.upstream.cancelled():
             self._remove(guest)
         elif guest.upstream.exception() is None:
-            self._give_back(guest.upstream.result())
+            self.give_back(guest.upstream.result())
 
     def _remove(self, guest: _Guest) -> None:
         lines = self._teams[guest.request.team_id]

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import UpstreamNotReady, UpstreamUnreachable
-from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.balancer import FIRST_COOLDOWN_S, Balancer, UpstreamHealth
 from proxy.upstreams.specs import UpstreamSpec, parse_upstreams
-from proxy.upstreams.upstream import FIRST_COOLDOWN_S, UpstreamHealth
 
 
 class Clock:

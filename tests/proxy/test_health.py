@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.balancer import Balancer, UpstreamHealth, UpstreamRows
 from proxy.upstreams.health import MAX_ANSWER_BYTES, HealthChecks, health_of
 from proxy.upstreams.specs import UpstreamSpec
-from proxy.upstreams.upstream import UpstreamHealth, UpstreamRows
 from tests.proxy.support import DEADLINE_S, Peer, Script, ScriptedUpstream
 
 ROWS = b'{"user_rows": 4, "busy_rows": 1, "queued": 2}'

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.audit import AuditRecord
 from proxy.clients.inbound import asking_usage, may_ask_usage
-from proxy.clients.relay import MAX_HELD_BYTES, Relay
+from proxy.clients.relay import MAX_HELD_BYTES, Relay, UsageHider
 from proxy.clients.usage import UsageMeter
 from tests.proxy.answers import DONE, chat_event, event, usage_event
 
@@ -26,13 +26,14 @@ class Wire:
 
 def relayed(pieces: list[bytes], *, is_chunked: bool = False, hides_usage: bool = True) -> bytes:
     wire, record = Wire(), AuditRecord("id", "POST", "/v1/completions")
+    meter = UsageMeter("text/event-stream")
     relay = Relay(
         wire,  # type: ignore[arg-type]
         record,
         b"",
-        is_chunked=is_chunked,
-        meter=UsageMeter("text/event-stream"),
-        hides_usage=hides_usage,
+        is_chunked,
+        meter,
+        UsageHider(meter) if hides_usage else None,
         note_piece=lambda: None,
     )
     for piece in pieces:
@@ -87,18 +88,9 @@ def test_no_chunk_is_empty_as_that_would_end_the_body() -> None:
 
 
 def test_comment_is_not_held_back() -> None:
-    wire = Wire()
-    relay = Relay(
-        wire,  # type: ignore[arg-type]
-        AuditRecord("id", "POST", "/v1/completions"),
-        b"",
-        is_chunked=False,
-        meter=UsageMeter("text/event-stream"),
-        hides_usage=True,
-        note_piece=lambda: None,
-    )
-    relay.take([b": still working on it\n"], is_last=False)
-    assert wire.data == b": still working on it\n"
+    hider = UsageHider(meter := UsageMeter("text/event-stream"))
+    comment = b": still working on it\n"
+    assert hider.without_usage(comment, meter.feed(comment)) == comment
 
 
 @given(

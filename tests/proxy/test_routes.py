@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy, UpstreamUnreachable
-from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.balancer import Balancer, Upstream, UpstreamHealth
 from proxy.upstreams.routes import Routes, parse_routes
 from proxy.upstreams.specs import UpstreamSpec
-from proxy.upstreams.upstream import Upstream, UpstreamHealth
 from tests.proxy.support import (
     DEADLINE_S,
     Peer,

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy
-from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.balancer import Balancer, UpstreamHealth, UpstreamRows
 from proxy.upstreams.forward import MAX_SAVED_RETRIES, RetryBudget
 from proxy.upstreams.health import parse_rows
 from proxy.upstreams.specs import UpstreamSpec
-from proxy.upstreams.upstream import UpstreamHealth, UpstreamRows
 
 
 class Clock:

@@ -16,9 +16,8 @@ import requests
 from proxy.clients.inbound import InboundRequest, RequestBody, RoutingHints
 from proxy.clients.request_head import RequestHead
 from proxy.errors import AllRowsBusy, UpstreamNotReady
-from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.balancer import Balancer, Upstream, UpstreamHealth, UpstreamRows
 from proxy.upstreams.specs import UpstreamSpec
-from proxy.upstreams.upstream import Upstream, UpstreamHealth, UpstreamRows
 from proxy.upstreams.waiting_room import WaitingRoom
 from tests.proxy.support import (
     DEADLINE_S,
