@@ -1,6 +1,5 @@
 """The optimizer as an application of its own: composition root of `python -m optimizer`."""
 
-from collections.abc import Mapping
 from importlib import import_module
 
 from flask import Flask, Response
@@ -8,8 +7,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 from common.errors import StoreFailed
-from common.openapi import Application, Rule, add_description
-from common.operations import Content, operation
+from common.openapi import Application, add_description
+from common.operations import operation
 from common.stores import RecordStore
 from common.stores.sqlite_store import SqliteRecords
 from common.web_pages import PageRules, answer_refusals, register_page_check
@@ -56,16 +55,12 @@ def create_app(settings: Settings | None = None) -> Flask:
     return app
 
 
-def _failures(rule: Rule) -> Mapping[int, Content]:
-    """Returns the failures that are answered with pages instead of JSON, as in the reference."""
-    return {500: "text/html"} | ({404: NO_ROUTE} if rule.has_parameters else {})
-
-
 ALONE = Application(
     title="Hearth optimizer",
     description="Which accelerators, how many replicas and which batch size meet service levels "
     "at least cost.",
-    failures=_failures,
+    # These are answered with pages instead of JSON, as in the reference.
+    failures=lambda rule: {500: "text/html"} | ({404: NO_ROUTE} if rule.has_parameters else {}),
 )
 
 

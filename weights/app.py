@@ -1,14 +1,13 @@
 """The weights service as an application of its own: composition root of `python -m weights`."""
 
-from collections.abc import Mapping
 from importlib import import_module
 
 from flask import Flask, Response, jsonify, request
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from common.openapi import Application, Rule, add_description
-from common.operations import Content, operation
+from common.openapi import Application, add_description
+from common.operations import operation
 from common.web_pages import PageRules, answer_refusals, register_page_check
 from weights.routes import create_blueprint
 from weights.routes.answers import ReferenceAnswer
@@ -44,14 +43,10 @@ def create_app(settings: Settings | None = None, store: WeightStore | None = Non
     return app
 
 
-def _failures(rule: Rule) -> Mapping[int, Content]:
-    return dict.fromkeys([*[404] * rule.has_parameters, 500], ReferenceAnswer)
-
-
 ALONE = Application(
     title="Hearth weights search",
     description="How to split a model over unequal machines, found by measuring.",
-    failures=_failures,
+    failures=lambda rule: dict.fromkeys([*[404] * rule.has_parameters, 500], ReferenceAnswer),
 )
 
 

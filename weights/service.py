@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from weights.errors import SessionNotFound
-from weights.partition import Layers, layers_of, snapped
+from weights.partition import snapped
 from weights.samplers.assessment import assess
 from weights.search import (
     Assessment,
@@ -76,16 +76,6 @@ class WeightsService:
     def assess(self, session: Session) -> Assessment:
         """Raises StoreFailed."""
         return self._assess(session.problem, tuple(self.recent(session)))
-
-    def layers(
-        self, session_id: str, num_layers: int, min_layers: int | None, shares: Shares | None
-    ) -> tuple[Shares, Layers]:
-        """Returns `shares`, or else the session's best, and their layers. Raises SessionNotFound,
-        NoPartition and StoreFailed."""
-        session = self.find(session_id)
-        shares = shares or self.assess(session).best.shares
-        problem = replace(session.problem, num_layers=num_layers)
-        return shares, layers_of(shares, problem, min_layers)
 
     def find(self, session_id: str) -> Session:
         """Raises SessionNotFound and StoreFailed."""

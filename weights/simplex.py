@@ -96,29 +96,23 @@ class _Marginals:
     edges: FloatArray  # [n, cells + 1]
     heights: FloatArray  # [n, cells], relative to the peak
 
+    @property
     def power(self) -> FloatArray:
         return np.minimum(self.concentration, 1.0)
 
-    def log_in_t(self, x: FloatArray) -> FloatArray:
-        """Returns the log density in t, at x = t^(1 / min(alpha, 1)); nodes on the last axis."""
-        rise = np.maximum(self.concentration - 1.0, 0.0)
-        log: FloatArray = scipy.special.xlogy(rise, x) - self.tilt * x
-        return log
-
-    def log_in_x(self, x: FloatArray, node: int) -> FloatArray:
-        """Returns log h of one node, scaled by its peak in t."""
-        log: FloatArray = scipy.special.xlogy(self.concentration[node] - 1.0, x) - self.tilt * x
-        log -= self.peaks[node]
-        return log
+    @property
+    def rise(self) -> FloatArray:
+        return np.maximum(self.concentration - 1.0, 0.0)
 
     def mass_and_mean(self) -> tuple[FloatArray, FloatArray]:
         """Returns per node the integral of h / exp(peak) and the mean, by Simpson's rule."""
         ends = np.stack([self.edges[:, :-1], self._middles(), self.edges[:, 1:]])
-        x = ends ** (1.0 / self.power()[:, None])
-        density = np.exp(self.log_in_t(np.swapaxes(x, 1, 2)) - self.peaks).swapaxes(1, 2)
+        x = ends ** (1.0 / self.power[:, None])
+        log_density = _log_density(self.rise[:, None], x, self.tilt) - self.peaks[:, None]
+        density = np.exp(log_density)
         simpson = np.array([1.0, 4.0, 1.0])[:, None, None] / 6.0 * np.diff(self.edges)
-        mass = (simpson * density).sum(axis=(0, 2)) / self.power()
-        mean = (simpson * density * x).sum(axis=(0, 2)) / self.power() / mass
+        mass = (simpson * density).sum(axis=(0, 2)) / self.power
+        mean = (simpson * density * x).sum(axis=(0, 2)) / self.power / mass
         return mass, mean
 
     def _middles(self) -> FloatArray:
@@ -137,13 +131,18 @@ class _Marginals:
             cell = np.minimum(cell - node * cells, cells - 1)
             left, right = self.edges[node, cell], self.edges[node, cell + 1]
             t = left + (right - left) * rng.random(missing.size)
-            x = t ** (1.0 / self.power()[node])
-            exponent = np.maximum(self.concentration[node] - 1.0, 0.0)
-            density = np.exp(scipy.special.xlogy(exponent, x) - self.tilt * x - self.peaks[node])
+            x = t ** (1.0 / self.power[node])
+            density = np.exp(_log_density(self.rise[node], x, self.tilt) - self.peaks[node])
             is_kept = rng.random(missing.size) * self.heights[node, cell] <= density
             drawn[missing[is_kept]] = x[is_kept]
             missing = missing[~is_kept]
         return np.clip(drawn.reshape(count, n), self.low, self.high)
+
+
+def _log_density(exponent: FloatArray | float, x: FloatArray, tilt: float) -> FloatArray:
+    """Returns log(x^exponent exp(-tilt x)): log h with alpha - 1, or log h in t with max(., 0)."""
+    log: FloatArray = scipy.special.xlogy(exponent, x) - tilt * x
+    return log
 
 
 def _tilted_marginals(
@@ -169,10 +168,10 @@ def _marginals(
     shrinking = np.append(RATIO ** -np.arange(float(CELLS)), 0.0)
     falling = t_mode[:, None] - (t_mode - t_low)[:, None] * shrinking
     rising = t_mode[:, None] + (t_high - t_mode)[:, None] * shrinking[::-1]
-    peaks = scipy.special.xlogy(rise, mode) - tilt * mode
+    peaks = _log_density(rise, mode, tilt)
     edges = np.concatenate([falling, rising[:, 1:]], axis=1)
     nearer = np.concatenate([falling[:, 1:], rising[:, :-1]], axis=1) ** (1.0 / power[:, None])
-    heights = np.exp(scipy.special.xlogy(rise[:, None], nearer) - tilt * nearer - peaks[:, None])
+    heights = np.exp(_log_density(rise[:, None], nearer, tilt) - peaks[:, None])
     return _Marginals(concentration, low, high, tilt, peaks, edges, heights)
 
 
@@ -194,7 +193,8 @@ def _given_sum(
             is_kept &= missing >= drawn.max(axis=1)
         for node in np.flatnonzero(pivots):
             mine = np.flatnonzero(is_kept & (pivot == node))
-            log_ratio = marginals.log_in_x(missing[mine], int(node)) - tops[node]
+            log_h = _log_density(marginals.concentration[node] - 1.0, missing[mine], marginals.tilt)
+            log_ratio = log_h - marginals.peaks[node] - tops[node]
             is_kept[mine] = np.log(rng.random(mine.size)) <= log_ratio
         kept.append(drawn[is_kept])
     return np.concatenate(kept)[:count]
@@ -220,6 +220,6 @@ def _log_top(marginals: _Marginals, start: FloatArray) -> FloatArray:
     rise = marginals.concentration - 1.0
     inner = rise / marginals.tilt if marginals.tilt > 0.0 else marginals.high
     candidates = np.stack([start, np.clip(inner, start, marginals.high), marginals.high])
-    logs = scipy.special.xlogy(rise, candidates) - marginals.tilt * candidates
+    logs = _log_density(rise, candidates, marginals.tilt)
     tops = logs.max(axis=0) - marginals.peaks
     return np.where(start < marginals.high, tops, -np.inf)

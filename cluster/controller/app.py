@@ -5,7 +5,7 @@ pages of other origins.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from pathlib import Path
 from threading import BoundedSemaphore
 
@@ -29,8 +29,8 @@ from cluster.errors import ClusterError
 from cluster.replicas import ReplicaState
 from cluster.system import SystemDocument
 from common.errors import Error, error_body
-from common.openapi import Application, Rule, add_description
-from common.operations import Content, operation
+from common.openapi import Application, add_description
+from common.operations import operation
 from common.web_pages import PageRules, answer_refusals, register_page_check
 
 INVOKE_S = 110.0  # less than gunicorn's own timeout
@@ -203,14 +203,10 @@ def state_of(now: ControllerSnapshot, targets: dict[str, Json]) -> StateJson:
     }
 
 
-def _failures(rule: Rule) -> Mapping[int, Content]:
-    return dict.fromkeys([*[404] * rule.has_parameters, 500], Error)
-
-
 CONTROLLER = Application(
     title="Hearth cluster controller",
     description="Counts what comes, asks the optimizer, and starts and stops replicas.",
-    failures=_failures,
+    failures=lambda rule: dict.fromkeys([*[404] * rule.has_parameters, 500], Error),
 )
 
 

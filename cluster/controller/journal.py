@@ -211,10 +211,7 @@ def cycle_json(cycle: Cycle) -> CycleJson:
         ],
         "not_learned": [
             {"model": model, "accelerator": accelerator, "why": why}
-            for (model, accelerator), why in {
-                **dict.fromkeys(cycle.learned.refused, "too surprising"),
-                **cycle.learned.why,
-            }.items()
+            for (model, accelerator), why in cycle.learned.why.items()
         ],
     }
 

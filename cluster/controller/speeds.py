@@ -26,10 +26,9 @@ ModelOn = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Current factors. The filter rejected observations of `refused`; `why` has other failures."""
+    """Current factors, and why others were not learned."""
 
     factors: Mapping[ModelOn, FactorsReply] = field(default_factory=dict)
-    refused: tuple[ModelOn, ...] = ()
     why: Mapping[ModelOn, str] = field(default_factory=dict)
 
 
@@ -58,7 +57,7 @@ class Speeds:
     ) -> Learned:
         """Update the factors. `replicas` has the groups whose number of replicas did not change.
         Without an answer of the optimizer, factors stay as they are."""
-        refused, why = [], {}
+        why = {}
         for server, seen in traffic.items():
             for group, each in seen.by_group.items():
                 key = (str(self._system.servers[server].get("model")), group.accelerator)
@@ -72,8 +71,8 @@ class Speeds:
                     continue
                 self._tuned[key] = tuned
                 if not all(tuned.accepted):
-                    refused.append(key)
-        return Learned(self.factors, tuple(refused), why)
+                    why[key] = "too surprising"
+        return Learned(self.factors, why)
 
     def _question(
         self, key: ModelOn, group: Group, seen: Traffic, replicas: int, at_s: float

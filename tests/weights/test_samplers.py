@@ -10,8 +10,8 @@ from common.numerics import FloatArray
 from weights.partition import MAX_NEIGHBOURS, neighbours
 from weights.samplers import SAMPLERS, SamplerName
 from weights.samplers.assessment import assess
-from weights.samplers.concentration import most_likely_concentration
 from weights.samplers.cost_model import Bounds
+from weights.samplers.dirichlet import most_likely_concentration
 from weights.samplers.model_choice import guide, most_trusted
 from weights.samplers.stages import SlowestStage, fit_slowest_stage
 from weights.samplers.trials import trials_from

@@ -3,6 +3,7 @@ tell many measurements at once, partition, delete).
 """
 
 import logging
+from dataclasses import replace
 
 from flask import request
 from werkzeug.routing import PathConverter
@@ -10,6 +11,7 @@ from werkzeug.routing import PathConverter
 from common.http_routes import HttpRoutes
 from common.operations import operation
 from weights.errors import SessionNotFound
+from weights.partition import layers_of
 from weights.routes.answers import (
     DELETED,
     LOGGED,
@@ -133,7 +135,7 @@ def add_measure_routes(http: HttpRoutes, service: WeightsService) -> None:
         PartitionBody,
     )
     def partition(body: PartitionBody, session_id: str) -> PartitionAnswer:
-        weights = body.weights_within(service.find(session_id).problem)
-        return PartitionAnswer.of(
-            *service.layers(session_id, body.num_layers, body.min_layers, weights)
-        )
+        session = service.find(session_id)
+        problem = replace(session.problem, num_layers=body.num_layers)
+        weights = body.weights_within(problem) or service.assess(session).best.shares
+        return PartitionAnswer.of(weights, layers_of(weights, problem, body.min_layers))

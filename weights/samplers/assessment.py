@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.numerics import FloatArray, scipy
-from weights.samplers.concentration import matched_concentration
 from weights.samplers.cost_model import Bounds, Fit
+from weights.samplers.dirichlet import matched_concentration
 from weights.samplers.model_choice import most_trusted
 from weights.samplers.trials import Trials, succeeded, trials_from
 from weights.search import Assessment, Best, Convergence, Observation, Problem

@@ -55,16 +55,11 @@ def _regress(
     leverage = np.minimum((left**2) @ shrink, 1.0 - 1e-9)
     missed = residuals / (1.0 - leverage)
     deviation = noise / np.sqrt(1.0 - leverage)
-    evidence = log_density(_log_ratio(missed), deviation)
+    # log(measured / predicted), bounded where the predicted time is not positive.
+    log_ratio = -np.log(np.maximum(1.0 - missed, np.exp(-20.0)))
+    evidence = log_density(log_ratio, deviation)
     coefficients, mean = prior_mean + drawn * prior_deviation, prior_mean + mean * prior_deviation
     return coefficients, mean, noise, evidence
-
-
-def _log_ratio(missed: FloatArray) -> FloatArray:
-    """Returns log(measured / predicted) for predicted = measured (1 - missed), bounded where the
-    predicted time is not positive."""
-    ratio: FloatArray = -np.log(np.maximum(1.0 - missed, np.exp(-20.0)))
-    return ratio
 
 
 def _seconds(trials: Trials) -> FloatArray:
