@@ -1,5 +1,7 @@
 """Reads the grammars that clients send: llguidance's Lark, or llama.cpp's GBNF."""
 
+import re
+
 from inference_api.errors import InvalidRequest
 from inference_api.request import ConstraintSpec
 
@@ -8,6 +10,7 @@ EXTRA = (
     "llguidance, which is not installed here: pip install -r requirements-constraints.txt, "
     "or Hearth with its extra 'constraints'"
 )
+LISTING = re.compile(r"\n *[0-9]+ \|")  # what follows quotes the engine's own grammar
 
 
 def lark_of(spec: ConstraintSpec) -> str:
@@ -29,7 +32,7 @@ def lark_of(spec: ConstraintSpec) -> str:
 def unusable(spec: ConstraintSpec, reason: str) -> InvalidRequest:
     said = first_line(reason)
     if said.endswith(":"):  # the pattern comes next, and only then what is wrong
-        said = " ".join(reason.split())[:300]
+        said = " ".join(LISTING.split(reason)[0].split())[:300]
     return InvalidRequest(f"{spec.field} cannot be used: {said}; change it.", spec.field)
 
 

@@ -134,3 +134,4 @@ def test_refusals_name_the_tool(api: ServedApi, tool: dict[str, Any], message: s
     response = api.post("/v1/responses", **asked(tool))
     assert response.status_code == 400, response.text
     assert response.json()["message"].startswith(message)
+    assert " | " not in response.json()["message"], "the engine's own grammar"

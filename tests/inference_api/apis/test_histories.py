@@ -3,13 +3,14 @@ allow in a request is read here, or left aside and said."""
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from anthropic.types.beta import BetaContentBlockParam
 from anthropic.types.beta.beta_tool_result_block_param import Content as ResultContent
 from openai.types.chat import ChatCompletionContentPartParam
 from openai.types.responses import ResponseInputContentParam, ResponseInputItemParam
+from typing_extensions import get_type_hints, is_typeddict
 
 from inference_api.apis.anthropic.body import MessagesBody
 from inference_api.apis.openai.bodies import ChatBody
@@ -25,8 +26,9 @@ UNIONS: dict[Place, Any] = {
     "content": ResponseInputContentParam,
     "part": ChatCompletionContentPartParam,
 }
-# These ask for something: what is kept elsewhere, a summary, other tools from here on.
-ASKING = {"item_reference", "compaction_trigger", "tool_addition", "tool_removal"}
+# These ask for something: what is kept elsewhere, a summary, another format or tools from here on.
+ASKING = {"item_reference", "compaction_trigger", "configuration_update"}
+ASKING |= {"tool_addition", "tool_removal"}
 # What other servers of OpenAI's API take or give in a chat besides.
 OTHERS = {"input_text", "output_text", "reasoning", "refusal", "thinking"}
 
@@ -70,3 +72,7 @@ def refusal(place: Place, part: Json) -> str:
 def test_every_type_is_read_or_left_aside(place: Place, type_: str) -> None:
     found = refusal(place, {"type": type_, "content": [], "refusal": "no"})
     assert ("is of a type that is not served" in found or ".type: is" in found) == (type_ in ASKING)
+
+
+def test_the_types_of_every_union_are_found() -> None:
+    assert all({*types_in(union)} & {"text", "input_text", "message"} for union in UNIONS.values())
