@@ -39,6 +39,9 @@ from inference_api.web.left_aside import LeftAside
 MAX_INTEGER = 2**31 - 1  # the highest token id or number of tokens
 MAX_FAULTS = 100  # most faults examined one by one: a body can have a million
 
+# What OpenAI put in place of fields that are not served, for routes with tools.
+SUCCESSORS = {"functions": "tools", "function_call": "tool_choice, or tool_calls in a message"}
+
 Json = dict[str, Any]
 Unserved = Mapping[str, tuple[Any, ...]]  # field -> its neutral values, which count as absent
 
@@ -74,7 +77,7 @@ class Body(BaseModel):
                 kept[field] = _with_integers(value)
             elif name in cls.unserved:
                 if not any(_is_same(value, neutral) for neutral in cls.unserved[name]):
-                    raise fault(name, f"is not served; {_remedy(cls.unserved[name])}")
+                    raise fault(name, f"is not served; {_remedy(name, cls.unserved)}")
             elif name in cls.advisory:
                 aside.add(cls, name, value)
             elif (meant := aside.add_unknown(cls, name, honoured - body.keys())) is not None:
@@ -154,8 +157,10 @@ def _is_same(value: object, neutral: object) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _remedy(neutral: tuple[Any, ...]) -> str:
-    return " or give ".join(["leave it out", *map(json.dumps, neutral)])
+def _remedy(name: str, unserved: Unserved) -> str:
+    if name in SUCCESSORS and "tools" not in unserved:
+        return f"give {SUCCESSORS[name]}, which took its place"
+    return " or give ".join(["leave it out", *map(json.dumps, unserved[name])])
 
 
 def _add_known_fields(schema: Json, kind: type[BaseModel]) -> None:
