@@ -19,6 +19,13 @@ MEDIA = {
     **dict.fromkeys(("document", "file", "input_file"), "file"),
 }
 ENCRYPTED = frozenset({"compaction", "encrypted_content", "redacted_thinking"})
+# Blocks of earlier answers about work of Anthropic's servers: tools they ran, content they keep.
+FOREIGN_BLOCKS = ENCRYPTED | {
+    *("advisor_tool_result", "bash_code_execution_tool_result", "browser_state"),
+    *("code_execution_tool_result", "container_upload", "fallback", "mcp_tool_listing"),
+    *("mcp_tool_result", "mcp_tool_use", "server_tool_use", "tool_search_tool_result"),
+    *("text_editor_code_execution_tool_result", "web_fetch_tool_result", "web_search_tool_result"),
+}
 
 
 def of_list(read: Callable[[list[Any], ValidationInfo], Iterable[Any]]) -> BeforeValidator:
@@ -35,7 +42,9 @@ def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> 
     def read(parts: list[Any], info: ValidationInfo) -> Iterator[Any]:
         for part in parts:
             type_ = type_of(part)
-            if (inner := _parts_within(part)) is not None:
+            if isinstance(part, str):
+                yield _text(part)
+            elif (inner := _parts_within(part)) is not None:
                 aside_of(info, kind).add(kind, "citations", part.get("citations", ""))
                 yield from read(inner, info)
             elif type_ in MEDIA:

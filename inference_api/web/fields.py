@@ -39,8 +39,14 @@ from inference_api.web.left_aside import LeftAside
 MAX_INTEGER = 2**31 - 1  # the highest token id or number of tokens
 MAX_FAULTS = 100  # most faults examined one by one: a body can have a million
 
-# What OpenAI put in place of fields that are not served, for routes with tools.
-SUCCESSORS = {"functions": "tools", "function_call": "tool_choice, or tool_calls in a message"}
+# What to do without fields that are not served on routes with tools.
+_RESENT = "leave it out and send all items in input, as nothing is kept between calls"
+REMEDIES = {
+    "conversation": _RESENT,
+    "function_call": "give tool_choice, or tool_calls in a message, which took its place",
+    "functions": "give tools, which took its place",
+    "previous_response_id": _RESENT,
+}
 
 Json = dict[str, Any]
 Unserved = Mapping[str, tuple[Any, ...]]  # field -> its neutral values, which count as absent
@@ -158,8 +164,8 @@ def _is_same(value: object, neutral: object) -> bool:
 
 
 def _remedy(name: str, unserved: Unserved) -> str:
-    if name in SUCCESSORS and "tools" not in unserved:
-        return f"give {SUCCESSORS[name]}, which took its place"
+    if name in REMEDIES and "tools" not in unserved:
+        return REMEDIES[name]
     return " or give ".join(["leave it out", *map(json.dumps, unserved[name])])
 
 

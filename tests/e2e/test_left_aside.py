@@ -53,6 +53,8 @@ def turn(*parts: dict[str, Any], role: str = "user") -> list[dict[str, Any]]:
         ("chat", {"messages": [*HELLO, *turn({"type": "thinking", "thinking": "x"},
                   {"type": "output_text", "text": "a"}, role="assistant"), *HELLO]},
          ["messages[].content[].thinking"]),
+        ("chat", {"messages": [{"role": "user", "content": ["a", {"type": "text", "text": "b"}]}]},
+         []),
         ("chat", {"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]},
                                {"role": "tool", "tool_call_id": "c", "content": []}]}, []),
         ("chat", {"tools": [{"type": "web_search"}, {"function": {"name": "f"}}]},

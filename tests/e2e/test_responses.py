@@ -207,7 +207,8 @@ def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "is not served; leave it out"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id",
+         "is not served; leave it out and send all items in input, as nothing is kept"),
         ({"background": True}, "background", "is not served; leave it out or give false"),
         ({"input": []}, "input", "input: has 0 entries"),
         ({"input": ""}, "input", "input: is empty"),

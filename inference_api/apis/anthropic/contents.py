@@ -7,19 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from inference_api.tools.history import Message, assistant_turn, call_as_json
-from inference_api.web.entries import ENCRYPTED, by_type, read_parts, text_or
+from inference_api.web.entries import FOREIGN_BLOCKS, by_type, read_parts, text_or
 from inference_api.web.fields import Body, fault
 from inference_api.web.tools import CalledName, CallId
 
 # Accepted without effect: prefixes are cached anyway.
 CACHED = frozenset({"cache_control"})
-# Blocks of earlier answers about work of Anthropic's servers: tools they ran, content they keep.
-FOREIGN = ENCRYPTED | {
-    *("advisor_tool_result", "bash_code_execution_tool_result", "browser_state"),
-    *("code_execution_tool_result", "container_upload", "fallback", "mcp_tool_listing"),
-    *("mcp_tool_result", "mcp_tool_use", "server_tool_use", "tool_search_tool_result"),
-    *("text_editor_code_execution_tool_result", "web_fetch_tool_result", "web_search_tool_result"),
-}
 
 
 class TextBlock(Body):
@@ -51,7 +44,7 @@ class ToolReference(Body):
 
 ResultPart = Annotated[TextBlock | ToolReference, by_type(TextBlock | ToolReference)]
 Result = Annotated[
-    str | Annotated[list[ResultPart], read_parts(TextBlock, FOREIGN)],
+    str | Annotated[list[ResultPart], read_parts(TextBlock, FOREIGN_BLOCKS)],
     text_or("a list of blocks of type text or tool_reference", "text"),
 ]
 
@@ -102,7 +95,7 @@ class ToolResultBlock(Body):
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 AnyBlock = Annotated[Block, by_type(Block, "block")]
 Content = Annotated[
-    str | Annotated[list[AnyBlock], Field(fail_fast=True), read_parts(TextBlock, FOREIGN)],
+    str | Annotated[list[AnyBlock], Field(fail_fast=True), read_parts(TextBlock, FOREIGN_BLOCKS)],
     text_or("a list of blocks", "content"),
 ]
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from inference_api.tools.history import Message, call_as_json
-from inference_api.web.entries import ENCRYPTED, read_parts, text_or
+from inference_api.web.entries import FOREIGN_BLOCKS, read_parts, text_or
 from inference_api.web.fields import Body, Unserved, fault
 from inference_api.web.tools import MAX_CALLS_OF_A_TURN, CalledName, CallId
 
-# Parts of earlier answers, as other servers give them; here thoughts are `reasoning_content`.
-THOUGHTS = ENCRYPTED | {"reasoning", "thinking"}
+# Parts of other servers' answers. Thoughts are `reasoning_content` here.
+FOREIGN = FOREIGN_BLOCKS | {"reasoning", "thinking"}
 
 
 class TextPart(Body):
@@ -30,7 +30,7 @@ def as_text(arguments: Any) -> Any:
 
 
 Content = Annotated[
-    str | Annotated[list[TextPart], Field(fail_fast=True), read_parts(TextPart, THOUGHTS)],
+    str | Annotated[list[TextPart], Field(fail_fast=True), read_parts(TextPart, FOREIGN)],
     text_or("a list of parts of type text", "content"),
 ]
 
