@@ -15,7 +15,7 @@ MAX_OUTPUT_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent. `text` is a Markdown template; agents.yaml explains its fields."""
+    """An agent. `text` is a Markdown template; agents.toml explains its fields."""
 
     title: str
     route: str

@@ -57,8 +57,8 @@ class LoadableModel:
 
             if not isinstance(self.runner, KernelRunner):
                 raise StartupError(ON_CUDA)
-            disk = Disk(self.pages_folder, self.runner.fingerprint)
-            model.rows.pages.store(disk, self.runner)
+            disk = Disk(self.pages_folder, self.runner.fingerprint, self.runner.view_page)
+            model.rows.pages.store(disk)
         return model
 
     def unload(self) -> None:

@@ -136,7 +136,7 @@ class KernelRunner(LocalRunner):
         return sha256(repr(identity).encode()).digest()
 
     def view_page(self, page: int) -> memoryview:
-        """See `PageMemory`."""
+        """Returns the memory of a page."""
         return self._cache.view_page(page)
 
     def free_bytes(self) -> int | None:

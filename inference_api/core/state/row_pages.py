@@ -17,7 +17,7 @@ from inference_api.core.state.prefixes import (
     PrefixTree,
     encode,
 )
-from inference_api.core.state.stored_pages import Disk, PageMemory, StoredPage, StoredPages
+from inference_api.core.state.stored_pages import Disk, StoredPage, StoredPages
 from inference_api.runner import RowMemory
 
 MIN_KEPT_TOKENS = 64  # recurrent state is kept only after at least this many new tokens
@@ -80,9 +80,9 @@ class RowPages:
         second number is how many are needed even if all cached pages are evicted. Set if models
         share memory; recurrent states, too, then have memory only while a row runs."""
 
-    def store(self, disk: Disk, memory: PageMemory) -> None:
+    def store(self, disk: Disk) -> None:
         """Also keep pages on disk, where they outlive their eviction and the process."""
-        self.disk = StoredPages(disk, memory, self.layout, self._tree, self._pool)
+        self.disk = StoredPages(disk, self.layout, self._tree, self._pool)
 
     @property
     def tokens_per_page(self) -> float:

@@ -2,10 +2,10 @@
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from hashlib import sha256
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from inference_api.core.state.page_folder import PageFolder, PageRecord
 from inference_api.core.state.pool import PagePool
@@ -19,16 +19,13 @@ MAX_WAIT_S = 5.0  # no request waits longer for a read, because the disk may be 
 WRITTEN_BYTES = 2**21  # a turn queues about this much to be written; the last page may exceed it
 
 
-class PageMemory(Protocol):
-    def view_page(self, page: int) -> memoryview:
-        """Returns the memory of a page."""
-
-
 class Disk(NamedTuple):
-    """The folder for a model's pages, and a fingerprint that no other model has."""
+    """The folder for a model's pages, a fingerprint that no other model has, and a function that
+    returns the memory of a page."""
 
     folder: PageFolder
     fingerprint: bytes
+    view_page: Callable[[int], memoryview]
 
 
 class Preparing(NamedTuple):
@@ -80,11 +77,9 @@ class StoredPages:
     node's end.
     """
 
-    def __init__(
-        self, disk: Disk, memory: PageMemory, layout: PageLayout, tree: PrefixTree, pool: PagePool
-    ) -> None:
-        self._folder, self._fingerprint = disk
-        self._memory, self._layout, self._tree, self._pool = memory, layout, tree, pool
+    def __init__(self, disk: Disk, layout: PageLayout, tree: PrefixTree, pool: PagePool) -> None:
+        self._folder, self._fingerprint, self._view_page = disk
+        self._layout, self._tree, self._pool = layout, tree, pool
         self._size = layout.page_tokens * TOKEN_BYTES
         self._wanted: OrderedDict[Node, None] = OrderedDict()
         self._reading: ReadAhead | None = None  # one at a time
@@ -183,7 +178,7 @@ class StoredPages:
             missing_bytes = min(PREPARED_BYTES - pool.num_freed * page_bytes, READ_BYTES)
             taken = pool.take_untouched(-(-missing_bytes // page_bytes))
             if taken:
-                job = self._folder.prepare([*map(self._memory.view_page, taken)])
+                job = self._folder.prepare([*map(self._view_page, taken)])
                 self._preparing = Preparing(taken, job)
         return self._preparing is not None
 
@@ -213,7 +208,7 @@ class StoredPages:
             if parts | written == written:  # also true if the node was evicted: it has no parts
                 self._folder.use(key)
                 continue
-            content = b"".join(map(self._memory.view_page, _pages_of(node)))
+            content = b"".join(map(self._view_page, _pages_of(node)))
             if not self._folder.put(PageRecord(key, parts, content), timeout_s):
                 self._wanted[node] = None
                 self._wanted.move_to_end(node, last=False)
@@ -260,7 +255,7 @@ class StoredPages:
         unneeded = bytearray(layout.page_bytes if len(taken) < num_pages else 0)
         views = [memoryview(unneeded)] * num_pages
         for place, number in zip(page.places, taken, strict=True):
-            views[place] = self._memory.view_page(number)
+            views[place] = self._view_page(number)
         return self._folder.read(page.key, page.parts, views)
 
     def _bring(self, parent: Node, page: StoredPage, taken: Sequence[int]) -> Node:

@@ -80,7 +80,7 @@ class Rows(RuleBasedStateMachine):
             *(self.windows, self.state_pages, self.chunk_tokens),
         )
         if self.folder is not None:
-            self.pages.store(Disk(self.folder, b"fingerprint"), self.memory)
+            self.pages.store(Disk(self.folder, b"fingerprint", self.memory.view_page))
 
     @precondition(lambda self: self.folder is not None)
     @rule(restarts=st.booleans(), num_lost=st.integers(0, 2))

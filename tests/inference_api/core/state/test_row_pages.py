@@ -198,7 +198,7 @@ WINDOWS = (None, 2 * PAGE_TOKENS)
 def test_memory_is_prepared_for_what_is_on_disk_until_some_is_given_back() -> None:
     pages, memory = make_pages(20, 2)
     folder = FakeFolder()
-    pages.store(Disk(folder, b"fingerprint"), memory)
+    pages.store(Disk(folder, b"fingerprint", memory.view_page))
     assert pages.disk is not None
     assert not pages.disk.prepare()
     folder.put(PageRecord(b"key", 1, b""))
@@ -220,7 +220,7 @@ def test_a_small_disk_keeps_nothing_without_its_beginning(
 ) -> None:
     pages, memory = make_pages(80, 1)
     folder = FakeFolder(most=most)
-    pages.store(Disk(folder, b"fingerprint"), memory)
+    pages.store(Disk(folder, b"fingerprint", memory.view_page))
     assert pages.disk is not None
     for number, chat in enumerate(chats):
         run(pages, (*chain(*chat), 5))
