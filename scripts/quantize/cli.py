@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections import Counter
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ from common.files import read_bounded
 from inference_api.errors import StartupError
 from inference_api.loading.gguf import SUFFIX, is_gguf
 from inference_api.loading.hardware import INSTALL_TORCH
-from scripts.quantize.making import Written, make
+from scripts.quantize.making import make
 
 MAX_TEXT_BYTES = 16 * 1024**2
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -39,14 +40,14 @@ def main(model: Path, target: Path, calibrate: Path | None) -> None:
             from scripts.quantize.calibration import begin  # imports torch, if it is there
 
             start = partial(begin, text)
-        written = make(model, target, start)
+        bits, weights = make(model, target, start)
     except StartupError as error:
         click.echo("\n".join(error.faults), err=True)
         sys.exit(FAILED)
     except OSError as error:
         click.echo(f"{target} was not written: {error}", err=True)
         sys.exit(FAILED)
-    click.echo(_summary(model, target, written))
+    click.echo(_summary(model, target, bits, weights))
 
 
 def _check(model: Path, target: Path) -> None:
@@ -70,16 +71,11 @@ def _text(file: Path) -> str:
     return text
 
 
-def _summary(model: Path, target: Path, written: Written) -> str:
+def _summary(model: Path, target: Path, bits: float, weights: Counter[str]) -> str:
     before, after = (file.stat().st_size for file in (model, target))
-    total = written.weights.total()
-    shares = ", ".join(
-        f"{100 * n / total:.1f} % {name}" for name, n in written.weights.most_common()
-    )
-    return (
-        f"{target}: {after} bytes of {before}, {written.bits:.2f} bits a weight of matrices "
-        f"({shares})"
-    )
+    total = weights.total()
+    shares = ", ".join(f"{100 * n / total:.1f} % {name}" for name, n in weights.most_common())
+    return f"{target}: {after} bytes of {before}, {bits:.2f} bits a weight of matrices ({shares})"
 
 
 if __name__ == "__main__":

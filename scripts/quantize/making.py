@@ -40,21 +40,15 @@ LAST = 2**31  # the place of tensors that belong to no layer
 Start = Callable[[Path, GgufModel], "Calibration"]
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The bits and types of a written file."""
-
-    bits: float  # mean bits of a weight, over all matrices
-    weights: Counter[str]  # number of weights by the name of their type
-
-
 def make(
     source: Path,
     target: Path,
     start: Start | None = None,
     planning: Callable[[Sizes], Plan] = planned,
-) -> Written:
-    """Writes `target`. `start`, if given, begins a calibration. Raises StartupError."""
+) -> tuple[float, Counter[str]]:
+    """Writes `target`. Returns the mean bits of a weight, over all matrices, and the number of
+    weights by the name of their type. `start`, if given, begins a calibration. Raises
+    StartupError."""
     model = read_gguf(source)
     if model.factors:
         raise StartupError([f"{source} has NVFP4 with factors; begin with a file of F16 or BF16."])
@@ -85,7 +79,7 @@ def make(
     weights: Counter[str] = Counter()
     for name, form in plan.items():
         weights[form.kind.name] += sizes[name][0]
-    return Written(average_bits(sizes, plan), weights)
+    return average_bits(sizes, plan), weights
 
 
 def _stacks(model: GgufModel) -> dict[str, list[SourceTensor]]:
