@@ -34,7 +34,7 @@ from benchmarking.rows.config import BenchmarkConfig, read_config
 from benchmarking.rows.driver import Driver
 from benchmarking.rows.model_configs import read_model_configs
 from benchmarking.rows.row_runner import RowRunner
-from benchmarking.rows.run_folder import configured_folder, recompute
+from benchmarking.rows.run_folder import new_run_folder, recompute
 from benchmarking.settings import load_settings
 
 
@@ -86,7 +86,8 @@ def run(config_path: Path, run_name: str | None, check: bool, headers: Headers) 
         click.echo(f"{fault}; its rows are skipped", err=True)
     runner = RowRunner(agreed(target, loads[0].model, click.echo), config)
     refused = [*faults, *unknown.values()]
-    folder = configured_folder(config, runner, shown_argv(), loads, refused)
+    parent = config.output_files_dir
+    folder = new_run_folder(parent, runner, shown_argv(), config, loads, refused)
     with closing(RunProgress(len(loads))) as progress:
         shows_all = config.show_results_in_terminal
         driver = Driver(runner, folder, tqdm.write, progress, shows_all)

@@ -74,19 +74,25 @@ class RunFolder:
                 write_workbook(self.workbook, list(read_rows(self.folder)))
 
 
-def new_run(
+def new_run_folder(
+    parent: Path,
     runner: RowRunner,
     argv: Sequence[str],
-    config: dict[str, object],
-    name: str | None = None,
+    config: BenchmarkConfig | None = None,
     loads: Sequence[Workload] = (),
-) -> Run:
-    """Returns a run that begins now, whose rows wait. Its name is the local time by default. Asks
-    the server how many requests it serves at once."""
-    waiting = [
-        RowRecord(load, file_stem(load), 0.0, 0.0, time.time(), error="was not run")
-        for load in loads
-    ]
+    refused_rows: Sequence[str] = (),
+) -> RunFolder:
+    """Returns a new run folder in `parent`, named by `config` or by the local time, in which the
+    rows of `loads` wait. `refused_rows` has the faults of rows that are left out. Asks the server
+    how many requests it serves at once. Raises NotWritable."""
+    started_at = runner.started_at
+    shown: dict[str, object] = {}
+    name = f"{started_at:%Y%m%d-%H%M%S.%f}"
+    workbook = None
+    if config is not None:
+        shown = config.model_dump(mode="json") | {"refused_rows": list(refused_rows)}
+        name = config.run_name or name
+        workbook = _workbook(config, name, f"{started_at:%Y%m%d}")
     environment = Environment(
         machine=describe_machine(),
         versions={package: version(package) for package in PACKAGES},
@@ -95,39 +101,17 @@ def new_run(
         tokenizer=runner.options.tokenizer,
         user_rows=user_rows(runner.target),
     )
-    return Run(
-        name=name or runner.started_at.strftime("%Y%m%d-%H%M%S.%f"),
-        started_at=runner.started_at,
-        seed=runner.options.seed,
-        environment=environment,
-        config=config,
-        rows=tuple(waiting),
-    )
+    now_s, reason = time.time(), "was not run"
+    waiting = [RowRecord(each, file_stem(each), 0.0, 0.0, now_s, error=reason) for each in loads]
+    run = Run(name, started_at, runner.options.seed, environment, shown, tuple(waiting))
+    return RunFolder(parent / name, run, workbook)
 
 
-def new_run_folder(parent: Path, runner: RowRunner, argv: Sequence[str]) -> RunFolder:
-    """Returns a new run folder in `parent`, named by the time, without rows. Raises NotWritable."""
-    run = new_run(runner, argv, {})
-    return RunFolder(parent / run.name, run, workbook=None)
-
-
-def configured_folder(
-    config: BenchmarkConfig,
-    runner: RowRunner,
-    argv: Sequence[str],
-    loads: Sequence[Workload],
-    refused_rows: Sequence[str],
-) -> RunFolder:
-    """Returns a new run folder, in which every row waits. `refused_rows` has the faults of rows
-    that are left out. Raises NotWritable."""
-    shown = config.model_dump(mode="json") | {"refused_rows": list(refused_rows)}
-    run = new_run(runner, argv, shown, config.run_name, loads)
-    workbook = None
-    if config.consolidated_results_dir is not None:
-        date = run.started_at.strftime("%Y%m%d")
-        name = config.consolidated_name.format(run_name=run.name, date=date)
-        workbook = config.consolidated_results_dir / f"{name}.xlsx"
-    return RunFolder(config.output_files_dir / run.name, run, workbook)
+def _workbook(config: BenchmarkConfig, run_name: str, date: str) -> Path | None:
+    if config.consolidated_results_dir is None:
+        return None
+    name = config.consolidated_name.format(run_name=run_name, date=date)
+    return config.consolidated_results_dir / f"{name}.xlsx"
 
 
 def write_documented(folder: Path, run: Run, number: int) -> None:
