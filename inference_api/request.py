@@ -88,6 +88,7 @@ class ConstraintSpec:
     text: str
     thinking: Thinking = "never"
     is_dispensable: bool = False  # if it cannot be followed, the answer is unconstrained
+    is_strict: bool = True  # no keyword of a schema may go unheeded
 
 
 class Constraint(Protocol):

@@ -228,7 +228,8 @@ def thought_grammar(thought: Thought, has_begun: bool, terminal: Terminal) -> li
 def text_rule(spec: ConstraintSpec) -> str:
     """Returns a constraint as part of a Lark grammar."""
     if spec.kind == "json_schema":
-        return of_schema(json.loads(spec.text), {"whitespace_flexible": False})
+        form = {"whitespace_flexible": False, "lenient": not spec.is_strict}
+        return of_schema(json.loads(spec.text), form)
     if spec.kind == "grammar":
         return CLIENT_GRAMMAR + " {\n" + lark_of(spec) + "\n}"
     if spec.kind == "choice":

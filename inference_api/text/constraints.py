@@ -187,7 +187,8 @@ def _grammar(spec: ConstraintSpec) -> str:
     from llguidance import LLMatcher
 
     if spec.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(spec.text, overrides=JSON_FORM)
+        form: JsonCompileOptions = {**JSON_FORM, "lenient": not spec.is_strict}
+        return LLMatcher.grammar_from_json_schema(spec.text, overrides=form)
     if spec.kind == "grammar":
         return LLMatcher.grammar_from_lark(lark_of(spec))
     if spec.kind == "choice":

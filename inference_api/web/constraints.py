@@ -32,9 +32,10 @@ def schema_fault(schema: dict[str, Any]) -> str | None:
     return None
 
 
-def schema_constraint(field: str, schema: dict[str, Any]) -> ConstraintSpec:
+def schema_constraint(field: str, schema: dict[str, Any], is_strict: bool = True) -> ConstraintSpec:
     """Returns the constraint for JSON of this schema; `field` is the body's field for messages."""
-    return ConstraintSpec(field, "json_schema", json.dumps(with_closed_objects(schema)))
+    text = json.dumps(with_closed_objects(schema))
+    return ConstraintSpec(field, "json_schema", text, is_strict=is_strict)
 
 
 def _bounded(text: str, most: int = MAX_TEXT_BYTES) -> str:

@@ -84,6 +84,43 @@ def test_regular_expression_and_choice(client: openai.OpenAI, is_streamed: bool)
         assert re.fullmatch(pattern, text)
 
 
+UNENFORCED: list[dict[str, Any]] = [
+    {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3, "uniqueItems": True},
+    {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3, "contains": {"const": 1}},
+    {"enum": [1, 2], "not": {"const": 2}},
+    {"enum": [1, 2], "if": {"const": 1}},
+    {"type": "object", "maxProperties": 0, "dependentRequired": {"a": ["b"]}},
+    {"type": "object", "maxProperties": 0, "unevaluatedProperties": False},
+]
+
+
+@pytest.mark.parametrize("part", UNENFORCED, ids=lambda part: list(part)[-1])
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_only_a_strict_schema_may_have_no_keyword_that_goes_unheeded(
+    api: ServedApi, part: dict[str, Any], strict: bool | None
+) -> None:
+    schema = {"type": "object", "properties": {"a": part}, "required": ["a"]}
+    named = {"name": "answer", "schema": schema, "strict": strict}
+    chat = {"response_format": {"type": "json_schema", "json_schema": named}, "max_tokens": 99}
+    responses = {"text": {"format": {"type": "json_schema", **named}}, "max_output_tokens": 99}
+    for path, fields in (
+        ("chat/completions", {"messages": QUESTION, **chat}),
+        ("responses", {"input": QUESTION, **responses}),
+    ):
+        answer = api.post(f"/v1/{path}", model=MODEL, seed=1, **fields)
+        assert answer.status_code == (400 if strict else 200)
+        text = answer.json().get("message") or (
+            answer.json()["choices"][0]["message"]["content"]
+            if "choices" in answer.json()
+            else answer.json()["output"][0]["content"][0]["text"]
+        )
+        if strict:
+            assert f'Unimplemented keys: ["{list(part)[-1]}"]' in text
+        else:
+            held = {key: value for key, value in part.items() if key != list(part)[-1]}
+            jsonschema.validate(json.loads(text)["a"], held)
+
+
 def test_objects_are_closed_unless_they_say_otherwise(client: openai.OpenAI) -> None:
     """An object that may always have one more property has no end for a small model."""
     person = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}}

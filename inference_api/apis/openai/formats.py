@@ -37,8 +37,9 @@ class ResponseFormat(Body):
         if self.type == "text":
             return None
         schema = {"type": "object"} if self.schema_ is None else self.schema_
-        schema = schema if self.json_schema is None else self.json_schema.schema_
-        return constraints.schema_constraint("response_format", schema)
+        named = self.json_schema
+        schema, is_strict = (named.schema_, bool(named.strict)) if named else (schema, False)
+        return constraints.schema_constraint("response_format", schema, is_strict)
 
 
 class StructuredOutputs(Body):

@@ -56,7 +56,8 @@ class TextOptions(Body):
     def constraint(self) -> ConstraintSpec | None:
         if self.format is None or self.format.type == "text":
             return None
-        return schema_constraint("text", self.format.schema_ or {"type": "object"})
+        schema = self.format.schema_ or {"type": "object"}
+        return schema_constraint("text", schema, bool(self.format.strict))
 
 
 class Reasoning(Body):
