@@ -39,29 +39,29 @@ def test_wrong_settings_end_the_start_with_every_fault(
     module: str, variable: str, service: str, tmp_path: Path
 ) -> None:
     threads = f"{module.upper()}_THREADS"
-    for command in ([module], ["gunicorn", "--config", f"{module}/gunicorn.conf.py"]):
-        status, log = ended(tmp_path, *command, **{variable: "none", threads: "0"})
-        assert status == 1
-        said, *faults = log.split("\n  - ")
-        assert said == f"{service} cannot start:"
-        assert [fault.partition("=")[0] for fault in faults] == [variable, threads]
+    status, log = ended(tmp_path, module, **{variable: "none", threads: "0"})
+    assert status == 1
+    said, *faults = log.split("\n  - ")
+    assert said == f"{service} cannot start:"
+    assert [fault.partition("=")[0] for fault in faults] == [variable, threads]
 
 
 @pytest.mark.parametrize(
-    ("module", "prefix"),
+    ("command", "prefix"),
     [
-        ("inference_api", "SERVICE"),
-        ("proxy", "PROXY"),
-        ("optimizer", "INFERNO"),
-        ("weights", "WEIGHTS"),
+        (("gunicorn", "--config", "gunicorn.conf.py", "no_app"), "SERVICE"),
+        (("gunicorn", "--config", "proxy/gunicorn.conf.py", "no_app"), "PROXY"),
+        (("optimizer",), "INFERNO"),
+        (("weights",), "WEIGHTS"),
     ],
 )
-def test_a_taken_port_is_named_with_its_settings(module: str, prefix: str, tmp_path: Path) -> None:
-    config = "gunicorn.conf.py" if module == "inference_api" else f"{module}/gunicorn.conf.py"
+def test_a_taken_port_is_named_with_its_settings(
+    command: tuple[str, ...], prefix: str, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         own = {f"{prefix}_PORT": port, f"{prefix}_HOST": "127.0.0.1", "JWT_SECRET": "x"}
-        status, log = ended(tmp_path, "gunicorn", "--config", config, "no_app", **own)
+        status, log = ended(tmp_path, *command, **own)
     assert status == 1
     named = (
         f"{prefix}_HOST='127.0.0.1', {prefix}_PORT={port} cannot be bound (Address already in use)"

@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.kit.servers import TIMEOUT_S, Process
 from tests.optimizer.support import server, system_data
-from tests.service import ROOT, kill_nine, running_service
+from tests.service import kill_nine, running_service
 
 
 def running(
@@ -49,10 +49,8 @@ def test_state_in_memory_is_the_state_on_disk_after_kill_nine(tmp_path: Path) ->
     assert (tmp_path / "var" / "optimizer.db").exists()
 
 
-def test_under_gunicorn_by_its_own_command(tmp_path: Path) -> None:
-    arguments = ("gunicorn", "-c", str(ROOT / "optimizer" / "gunicorn.conf.py"),
-                 "optimizer.app:create_app()")  # fmt: skip
-    with running(tmp_path, *arguments) as (url, _):
+def test_without_a_state_it_solves_and_has_no_other_routes(tmp_path: Path) -> None:
+    with running(tmp_path, "optimizer") as (url, _):
         status, answer = call(f"{url}/optimizeOne", system_data([server()]))
         assert (status, answer["allocations"]["s"]["accelerator"]) == (200, "A")
         assert call(f"{url}/nope") == (404, "404 page not found")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lab.kit.servers import TIMEOUT_S, Process
-from tests.service import ROOT, kill_nine, running_service
+from tests.service import kill_nine, running_service
 from tests.weights.support import update
 
 
@@ -59,10 +59,8 @@ def test_what_was_acknowledged_is_there_after_kill_nine(
     assert (tmp_path / "var" / "weights.db").exists() == (store == "sqlite")
 
 
-def test_under_gunicorn_by_its_own_command(tmp_path: Path) -> None:
-    arguments = ("gunicorn", "-c", str(ROOT / "weights" / "gunicorn.conf.py"),
-                 "weights.app:create_app()")  # fmt: skip
-    with running(tmp_path, *arguments) as (url, _):
+def test_alone_it_has_its_own_answers_for_unknown_paths(tmp_path: Path) -> None:
+    with running(tmp_path) as (url, _):
         assert call(f"{url}/health") == (200, {"status": "ok"})
         assert call(f"{url}/weights_update/", update([0.5, 0.5], 1.0))[0] == 200
         message = "GET /nope: Not Found; /docs/ has the routes"
