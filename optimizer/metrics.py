@@ -9,7 +9,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -64,19 +64,18 @@ def _family(prefix: str, name: str, labels: Labels, replicas: _Labelled) -> Gaug
     return family
 
 
+@dataclass(slots=True, eq=False)
 class ReplicaGauges(Collector):
     """Reads gauges from the state at every scrape. A pair that was once published stays at 0 when
     its server moves or is removed, because autoscalers keep the last value of a missing series."""
 
-    def __init__(self, state: Callable[[], SystemState], namespace: str = "default") -> None:
-        """`namespace` is for servers without one in their names."""
-        self._state = state
-        self._namespace = namespace
-        self._lock = threading.Lock()
-        self._published: dict[Pair, None] = {}  # in the order of their last publication
+    state: Callable[[], SystemState]
+    namespace: str = "default"  # for servers without one in their names
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _published: dict[Pair, None] = field(default_factory=dict)  # the last published comes last
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        state = self._state()
+        state = self.state()
         replicas = dict(_replicas(state))
         replicas |= {
             (server, accelerator): _Replicas(0, 0 if _is_decided(state, server) else None)
@@ -102,7 +101,7 @@ class ReplicaGauges(Collector):
 
     def _variant(self, server: str, accelerator: str) -> Labels:
         full = _FULL_NAME.fullmatch(server)
-        name, namespace = (full[1], full[2]) if full else (server, self._namespace)
+        name, namespace = (full[1], full[2]) if full else (server, self.namespace)
         return name, namespace, accelerator
 
 

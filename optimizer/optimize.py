@@ -13,7 +13,6 @@ import numpy as np
 from optimizer.answer import Allocation, Answer, TypeUse, shortest
 from optimizer.candidates.allocation import Offers, offers
 from optimizer.candidates.replicas import SizingCache
-from optimizer.model.queueing import Performance
 from optimizer.solver import Candidate, Problem, Scarcity, Solution, Solver, SolverChoice
 from optimizer.solver.greedy import solve_greedily, solve_unlimited
 from optimizer.solver.prices import solve_by_prices
@@ -138,18 +137,15 @@ def _reanalyzed(
     result = dict(choices)
     for row, (name, index, candidate) in enumerate(changed):
         parts = result[name]
-        renewed = parts[index]._replace(candidate=_at_load(candidate, found, row))
+        at_load = candidate._replace(
+            itl_ms=float(found.itl_ms[row]),
+            ttft_ms=float(found.ttft_ms[row]),
+            utilization=float(found.utilization[row]),
+            loss=float(found.loss[row]),
+        )
+        renewed = parts[index]._replace(candidate=at_load)
         result[name] = (*parts[:index], renewed, *parts[index + 1 :])
     return result
-
-
-def _at_load(candidate: Candidate, found: Performance, row: int) -> Candidate:
-    return candidate._replace(
-        itl_ms=float(found.itl_ms[row]),
-        ttft_ms=float(found.ttft_ms[row]),
-        utilization=float(found.utilization[row]),
-        loss=float(found.loss[row]),
-    )
 
 
 def _card_use(system: System, allocations: Iterable[Allocation]) -> list[TypeUse]:

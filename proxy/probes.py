@@ -7,6 +7,7 @@ all three, also during a drain. Event loop only.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -25,26 +26,21 @@ NO_PAGE = b"This port has /metrics, /health and /ready.\n"
 Answer = tuple[int, str, bytes]  # status, content type, body
 
 
+@dataclass(slots=True, eq=False)
 class MetricsPort:
     """The metrics port. Each of several processes takes the next free one. Owned by the app, which
     starts and stops it, and sweeps its connections."""
 
-    is_draining = False
-
-    def __init__(
-        self,
-        settings: Settings,
-        probe: Callable[[str], Answer | None],
-        registry: CollectorRegistry,
-    ) -> None:
-        """`probe` answers the paths of probes."""
-        self._settings, self._probe, self._registry = settings, probe, registry
-        self.crowd = Crowd(MAX_CONNECTIONS, MAX_CONNECTIONS)
-        self._server: asyncio.Server | None = None
+    settings: Settings
+    probe: Callable[[str], Answer | None]  # answers the paths of probes
+    registry: CollectorRegistry
+    crowd: Crowd = field(default_factory=lambda: Crowd(MAX_CONNECTIONS, MAX_CONNECTIONS))
+    is_draining: bool = False
+    _server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Starts to serve. A taken port is logged and not fatal, because the proxy matters more."""
-        loop, settings = asyncio.get_running_loop(), self._settings
+        loop, settings = asyncio.get_running_loop(), self.settings
         host, first = settings.proxy_metrics_host, settings.proxy_metrics_port
         for port in range(first, first + settings.proxy_processes):
             try:
@@ -70,13 +66,13 @@ class MetricsPort:
 
     async def _answer(self, exchange: Exchange) -> None:
         method, path = exchange.head.method, exchange.head.target.partition("?")[0]
-        answer = self._probe(path) or (404, "text/plain", NO_PAGE)
+        answer = self.probe(path) or (404, "text/plain", NO_PAGE)
         if method not in ("GET", "HEAD"):
             error = BadMethod(method, path, "GET, HEAD")
             exchange.answer(error.status, *error.answer(new_request_id()))
         else:
             if path == "/metrics":
-                page = await asyncio.to_thread(generate_latest, self._registry)
+                page = await asyncio.to_thread(generate_latest, self.registry)
                 answer = 200, CONTENT_TYPE_LATEST, page
             status, content_type, body = answer
             exchange.answer(status, content_headers(content_type, body), body)

@@ -7,9 +7,9 @@ share a fixed amount of resources. A replica has its GPUs, and on request its co
 import fcntl
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 MAX_PID = 2**22  # Linux's limit: proc(5)
+
+T = TypeVar("T")
 
 
 class ReplicaRecord(BaseModel):
@@ -96,8 +98,12 @@ class LocalMachine:
         lacking = self._lacking(recipe.resources)
         if lacking:
             return lacking
-        cores, port = self._cores_for(recipe.resources), self._new_port()
-        devices = self._devices_for(recipe.resources)
+        records, port = self._records.values(), self._new_port()
+        taken_cores = {core for record in records for core in record.cores}
+        cores = _own(self._cores if self._pins else (), taken_cores, recipe.resources.get("CPU", 0))
+        taken_devices = {device for record in records for device in record.devices}
+        all_devices = devices_of(int(self._capacity.get("GPU", 0.0)))
+        devices = _own(all_devices, taken_devices, recipe.resources.get("GPU", 0))
         visible = {DEVICES: ",".join(devices)} if devices else {}
         process = start_api(
             (HOST, port),
@@ -167,24 +173,6 @@ class LocalMachine:
             continue
         return port
 
-    def _cores_for(self, resources: Mapping[str, float]) -> tuple[int, ...]:
-        """Returns the cores for a replica; empty if it is not pinned."""
-        count = resources.get("CPU", 0.0)
-        if not self._pins or count != int(count):
-            return ()
-        taken = {core for record in self._records.values() for core in record.cores}
-        free = [core for core in self._cores if core not in taken]
-        return tuple(free[: int(count)])
-
-    def _devices_for(self, resources: Mapping[str, float]) -> tuple[str, ...]:
-        """Returns the GPUs for a replica; empty if it may use all."""
-        count = resources.get("GPU", 0.0)
-        if count != int(count):
-            return ()
-        taken = {device for record in self._records.values() for device in record.devices}
-        devices = devices_of(int(self._capacity.get("GPU", 0.0)))
-        return tuple(each for each in devices if each not in taken)[: int(count)]
-
     def _keep(self, record: ReplicaRecord) -> None:
         write_whole(self._path(record.name), record.model_dump_json())
         self._records[record.name] = record
@@ -194,6 +182,12 @@ class LocalMachine:
 
     def _log_path(self, name: str) -> Path:
         return self._folder / f"{name}.log"
+
+
+def _own(all_: Iterable[T], taken: Collection[T], count: float) -> tuple[T, ...]:
+    """Returns the cores or GPUs that a replica has to itself; empty if it shares one."""
+    free = [each for each in all_ if each not in taken]
+    return tuple(free[: int(count)]) if count == int(count) else ()
 
 
 def records_in(folder: Path) -> list[ReplicaRecord]:

@@ -60,47 +60,42 @@ class ControllerSnapshot:
     decisions: tuple[DecisionJson, ...] = ()
 
 
+@dataclass(slots=True)
 class Rollout:
     """Executes plans. Controller thread only."""
 
-    def __init__(
-        self,
-        actuator: Actuator,
-        dry_run: bool,
-        clock: Callable[[], float] = steady_s,
-        past_starts_s: Mapping[str, Sequence[float]] | None = None,
-    ) -> None:
-        """`past_starts_s` is for `StartTimes`."""
-        self._actuator, self._dry_run, self._clock = actuator, dry_run, clock
-        self.start_times = StartTimes(past_starts_s)
-        self._plan: Plan = {}
-        self._names: frozenset[str] = frozenset()
-        self.unplaced: dict[Group, Outcome] = {}
-        self._unplaced_s = 0.0  # when a replica last found no room
-        self.starts: Mapping[str, StartForecast] = {}
+    actuator: Actuator
+    dry_run: bool
+    clock: Callable[[], float] = steady_s
+    start_times: StartTimes = field(default_factory=StartTimes)
+    starts: Mapping[str, StartForecast] = field(default_factory=dict)
+    unplaced: dict[Group, Outcome] = field(default_factory=dict)
+    _unplaced_s: float = 0.0  # when a replica last found no room
+    _plan: Plan = field(default_factory=dict)
+    _names: frozenset[str] = frozenset()
 
     def step(self, plan: Plan) -> tuple[Replica, ...]:
         """Take a step towards the plan. Returns the replicas before. Raises ActuatorUnusable."""
-        replicas = tuple(self._actuator.replicas())
-        self.starts = self.start_times.see(replicas, self._clock())
+        replicas = tuple(self.actuator.replicas())
+        self.starts = self.start_times.see(replicas, self.clock())
         names = frozenset(each.name for each in replicas)
         # A new plan, a replica that is gone, or time passed justifies another try.
-        is_due = self._clock() - self._unplaced_s >= RETRY_S
+        is_due = self.clock() - self._unplaced_s >= RETRY_S
         if plan != self._plan or self._names - names or is_due:
             self.unplaced = {}
         self._plan, self._names = dict(plan), names
-        if self._dry_run:
+        if self.dry_run:
             return replicas
         unplaced = {group: outcome.unplaced for group, outcome in self.unplaced.items()}
         start, stop = next_steps(replicas, plan, unplaced)
         for group, count in start.items():
-            outcome = self._actuator.start(group, count)
+            outcome = self.actuator.start(group, count)
             if outcome.unplaced:
                 log.warning("unplaced=%d group=%s why=%s", outcome.unplaced, group, outcome.why)
                 self.unplaced[group] = outcome
-                self._unplaced_s = self._clock()
+                self._unplaced_s = self.clock()
         for group, count in stop.items():
-            self._actuator.stop(group, count)
+            self.actuator.stop(group, count)
         return replicas
 
 
@@ -214,7 +209,8 @@ class Controller:
         config, replicas = self._parts.config, actuator.replicas()
         kept_s = config.scale_down_s + config.period_s  # the last line may be a period old
         past = past_in(journal.read_back(), self._clock(), kept_s)
-        rollout = Rollout(actuator, config.dry_run, self._clock, past.starts_s)
+        start_times = StartTimes(past.starts_s)
+        rollout = Rollout(actuator, config.dry_run, self._clock, start_times)
         return Planner(self._parts, replicas, past), rollout
 
     def _roll(self, rollout: Rollout, planner: Planner, cycle: Cycle | None = None) -> None:

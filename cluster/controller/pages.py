@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -39,18 +39,17 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
 class PageReader:
-    """Reads pages over HTTP. Its threads `metrics-N` end with `close`."""
+    """Reads pages over HTTP. `engines` has the servers that do not run Hearth. Its threads
+    `metrics-N` end with `close`."""
 
-    def __init__(
-        self,
-        proxy: ProxyKeys | None,
-        engines: Mapping[str, Engine] = MappingProxyType({}),
-        clock: Callable[[], float] = steady_s,
-    ) -> None:
-        """`engines` has the servers that do not run Hearth."""
-        self._proxy, self._engines, self._clock = proxy, engines, clock
-        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="metrics")
+    proxy: ProxyKeys | None
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+    clock: Callable[[], float] = steady_s
+    _pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(READERS, "metrics")
+    )
 
     def read(self, replicas: Sequence[Replica]) -> Readings:
         readable = [
@@ -67,9 +66,9 @@ class PageReader:
                 for name, job in jobs.items()}  # fmt: skip
 
     def waiting_at_door(self) -> float:
-        if self._proxy is None:
+        if self.proxy is None:
             return 0.0
-        page = _page(f"{self._proxy.url}/metrics", _token_of(self._proxy.token_file))
+        page = _page(f"{self.proxy.url}/metrics", _token_of(self.proxy.token_file))
         line = "".join(f"{line}\n" for line in page.split("\n") if line.startswith(WAITING_ROOM))
         try:
             found = next(s.value for f in text_string_to_metric_families(line) for s in f.samples)
@@ -85,8 +84,8 @@ class PageReader:
     def _counters(self, replica: Replica) -> Counters | MetricsUnread:
         try:
             page = _page(f"{replica.url}/metrics")
-            engine = self._engines.get(replica.group.server, HEARTH)
-            return parse_counters(page, self._clock(), engine)
+            engine = self.engines.get(replica.group.server, HEARTH)
+            return parse_counters(page, self.clock(), engine)
         except MetricsUnread as error:
             return MetricsUnread(str(error))  # the caught error would keep its frames alive
 

@@ -5,20 +5,19 @@ Controller thread only, unless stated otherwise."""
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.replicas import Replica, ReplicaState
 
 STARTS_KEPT = 5
 
 
+@dataclass(frozen=True, slots=True)
 class Sleep:
     """Keeps the time of the last request for each server that may scale to 0."""
 
-    def __init__(self, idle_s: Mapping[str, float]) -> None:
-        """`idle_s` says how long each server must be idle before it sleeps."""
-        self._idle_s = idle_s
-        self._requested_s: dict[str, float] = {}
+    idle_s: Mapping[str, float]  # how long each server must be idle before it sleeps
+    _requested_s: dict[str, float] = field(default_factory=dict)
 
     def note(self, server: str, at_s: float) -> None:
         """Note a request for a server."""
@@ -28,12 +27,12 @@ class Sleep:
         """Returns the servers that may sleep but are in use; each needs at least one replica."""
         return {
             name
-            for name, idle_s in self._idle_s.items()
+            for name, idle_s in self.idle_s.items()
             if at_s - self._requested_s.get(name, -math.inf) < idle_s
         }
 
     def asleep(self, at_s: float) -> set[str]:
-        return self._idle_s.keys() - self.awake(at_s)
+        return self.idle_s.keys() - self.awake(at_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,8 @@ class Machine:
     @property
     def weights_bytes(self) -> float:
         """Bytes of all weights, on all cards together."""
-        return self._matrices_bytes + self._experts_bytes + self._vocabulary_bytes
+        vocabulary_bytes = self._vocabulary_parameters * VOCABULARY_BITS / 8
+        return self._matrices_bytes + self._experts_bytes + vocabulary_bytes
 
     @property
     def memory_bytes(self) -> float:
@@ -108,16 +109,13 @@ class Machine:
         return experts.parameters * EXPERT_BITS[self.precision] / 8 if experts else 0.0
 
     @property
-    def _vocabulary_bytes(self) -> float:
-        copies = 1 if self.model.tied else 2
-        return copies * self.model.vocabulary_parameters * VOCABULARY_BITS / 8
+    def _vocabulary_parameters(self) -> float:
+        return (1 if self.model.tied else 2) * self.model.vocabulary_parameters
 
     @property
     def _matrix_parameters(self) -> float:
-        model = self.model
-        copies = 1 if model.tied else 2
-        experts = model.experts.parameters if model.experts else 0.0
-        return model.parameters - copies * model.vocabulary_parameters - experts
+        experts = self.model.experts.parameters if self.model.experts else 0.0
+        return self.model.parameters - self._vocabulary_parameters - experts
 
     def _read_bytes(self, rows: float) -> float:
         """Returns the bytes that a step reads, which include no input matrix of the vocabulary."""

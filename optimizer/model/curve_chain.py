@@ -70,15 +70,15 @@ class _Probabilities(NamedTuple):
         return max(float(self.below.sum()) + self.open, 1e-300)
 
 
+@dataclass(frozen=True)
 class CurveReplica:
     """A replica with `max_batch` rows and `max_queue` places to wait."""
 
-    def __init__(
-        self, curve: StepCurve, shape: Shape, out_scv: float, max_batch: int, max_queue: int
-    ) -> None:
-        """`out_scv` is the variance of output lengths over their squared mean."""
-        self.curve, self.shape, self.out_scv = curve, shape, out_scv
-        self.max_batch, self.max_queue = max_batch, max_queue
+    curve: StepCurve
+    shape: Shape
+    out_scv: float  # variance of output lengths over their squared mean
+    max_batch: int
+    max_queue: int
 
     @property
     def is_valid(self) -> bool:

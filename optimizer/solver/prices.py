@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress
 from math import fsum
-from typing import NamedTuple
 
 from optimizer.solver import Contender, Problem, Scarcity, Solution, SolverChoice
 from optimizer.solver.exchange import Assignment
@@ -26,14 +25,9 @@ SMALL = 100  # servers; up to here prices are too coarse and more tries are chea
 DEEPER = 4  # most repetitions of a search for the higher priorities alone
 
 
-class _Effort(NamedTuple):
-    """Bounds on the work of a search."""
-
-    plans: int  # plans made from prices
-    looks: int  # looks at servers that might make room for another, in all exchanges
-
-
-IN_SMALL, IN_LARGE = _Effort(plans=8, looks=100_000), _Effort(plans=1, looks=300)
+# Bounds on a small search and a large one: plans made from prices, and looks at servers that might
+# make room for another, in all exchanges.
+SMALL_EFFORT, LARGE_EFFORT = (8, 100_000), (1, 300)
 
 _Choices = dict[str, SolverChoice]
 
@@ -120,15 +114,15 @@ def _search(contenders: Sequence[Contender], cards: Mapping[str, int], start: _C
     market = Market.of(contenders, cards)
     if market.is_hopeless.any():
         return _search(list(compress(contenders, ~market.is_hopeless)), cards, start)
-    effort = IN_SMALL if len(contenders) <= SMALL else IN_LARGE
+    is_small = len(contenders) <= SMALL
+    num_plans, looks = SMALL_EFFORT if is_small else LARGE_EFFORT
     plans = [
         Assignment(contenders, cards, market.plan(prices))
-        for prices in market.best_prices(effort.plans)
+        for prices in market.best_prices(num_plans)
     ]
-    if effort is IN_SMALL:
+    if is_small:
         taken = [_index(contender, start.get(contender.server)) for contender in contenders]
         plans.append(Assignment(contenders, cards, taken))
-    looks = effort.looks
     for plan in plans:
         looks = plan.improve(looks)
     best = min(plans, key=lambda plan: plan.worth) if len(plans) > 1 else plans[0]

@@ -7,7 +7,7 @@ with keys of its own kind (`keys`). Any thread.
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jwt
@@ -37,6 +37,7 @@ class Principal:
     expires_s: float | None = None  # seconds since the epoch
 
 
+@dataclass(frozen=True, slots=True)
 class Authenticator:
     """Checks tokens. Any thread.
 
@@ -44,32 +45,29 @@ class Authenticator:
     checked each time. Public keys change, so tokens signed with them are checked every time.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        key_sources: Sequence[KeySource],
-        revoked_ids: Callable[[], Collection[str]],
-    ) -> None:
-        self._settings = settings
-        self._key_sources = tuple(key_sources)
-        self._revoked_ids = revoked_ids
-        self._principals: dict[str, Principal] = {}  # keyed by Authorization header
-        # Whether a check may wait for the network, and must not run in an event loop.
-        self.may_block = settings.jwks_url is not None
+    settings: Settings
+    key_sources: Sequence[KeySource]
+    revoked_ids: Callable[[], Collection[str]]
+    _principals: dict[str, Principal] = field(default_factory=dict)  # keyed by Authorization header
+
+    @property
+    def may_block(self) -> bool:
+        """Whether a check may wait for the network, and must not run in an event loop."""
+        return self.settings.jwks_url is not None
 
     def authenticate(self, authorization: str | None) -> Principal:
         """Returns the caller of an Authorization header. Raises Unauthorized with the reason."""
         principal = self._principals.get(authorization or "")
         if principal is None or not self._is_current(principal):
             principal = self._check(authorization)
-        if principal.token_id in self._revoked_ids():
+        if principal.token_id in self.revoked_ids():
             raise Unauthorized(f"token_id {principal.token_id} is revoked")
         return principal
 
     def _is_current(self, principal: Principal) -> bool:
         """Returns whether a token that was valid before still is."""
         expires_s = principal.expires_s
-        return expires_s is None or time.time() < expires_s + self._settings.jwt_leeway_seconds
+        return expires_s is None or time.time() < expires_s + self.settings.jwt_leeway_seconds
 
     def _check(self, authorization: str | None) -> Principal:
         token = bearer_token(authorization)
@@ -83,7 +81,7 @@ class Authenticator:
         principal = Principal(
             _claim_id(claims, "team_id"),
             _claim_id(claims, "token_id"),
-            claimed_role(claims, algorithm, self._settings.jwt_role_claim),
+            claimed_role(claims, algorithm, self.settings.jwt_role_claim),
             expires_s,
         )
         if algorithm in SYMMETRIC_ALGORITHMS:
@@ -96,10 +94,10 @@ class Authenticator:
         """Returns the claims, and the algorithm of their signature."""
         header = jwt.get_unverified_header(token)
         algorithm, key_id = header.get("alg"), header.get("kid")
-        if not isinstance(algorithm, str) or algorithm not in self._settings.jwt_algorithms:
+        if not isinstance(algorithm, str) or algorithm not in self.settings.jwt_algorithms:
             raise jwt.InvalidAlgorithmError(f"alg {algorithm!r} is not allowed here")
         failure: jwt.PyJWTError = jwt.InvalidKeyError(f"no key for alg {algorithm}, kid {key_id!r}")
-        for source in self._key_sources:
+        for source in self.key_sources:
             for key in source(algorithm, key_id):
                 try:
                     return self._decode(token, key, algorithm), algorithm
@@ -108,7 +106,7 @@ class Authenticator:
         raise failure
 
     def _decode(self, token: str, key: Key, algorithm: str) -> dict[str, Any]:
-        settings = self._settings
+        settings = self.settings
         required = {
             "exp": settings.jwt_require_expiry,
             "iss": settings.jwt_issuer is not None,

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
@@ -39,6 +40,12 @@ def shared_secrets(secrets: Sequence[str]) -> KeySource:
     return lambda algorithm, _key_id: secrets if algorithm in SYMMETRIC_ALGORITHMS else ()
 
 
+def fetch_jwks(url: str) -> str:
+    """Fetches a URL without redirects. Raises FetchFailed, which is an OSError, and ValueError."""
+    return str(fetch(url, BOUNDS), "utf-8")
+
+
+@dataclass(slots=True, eq=False)
 class JwksUrl:
     """Public keys from an identity provider, kept MAX_AGE_S and refetched on an unknown key id.
 
@@ -48,23 +55,19 @@ class JwksUrl:
     thread; during a fetch the lock is free, and other threads use the old set.
     """
 
-    def __init__(
-        self,
-        url: str,
-        fetch: Callable[[str], str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._url = url
-        self._fetch = fetch or fetch_jwks
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._keys: tuple[PyJWK, ...] = ()
-        self._fetched_at: float | None = None  # when the last good set was fetched
-        self._refetches: deque[tuple[float, object]] = deque(maxlen=MAX_REFETCHES)  # time, reason
+    url: str
+    fetch: Callable[[str], str] = fetch_jwks
+    clock: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _keys: tuple[PyJWK, ...] = ()
+    _fetched_at: float | None = None  # when the last good set was fetched
+    _refetches: deque[tuple[float, object]] = field(  # time, reason
+        default_factory=lambda: deque(maxlen=MAX_REFETCHES)
+    )
 
     def candidates(self, algorithm: str, key_id: str | None) -> Sequence[Key]:
         fetched_at = self._fetched_at
-        is_old = fetched_at is None or self._clock() - fetched_at >= MAX_AGE_S
+        is_old = fetched_at is None or self.clock() - fetched_at >= MAX_AGE_S
         if is_old:
             self._refetch("age")
         found = select_keys(self._keys, algorithm, key_id)
@@ -75,24 +78,19 @@ class JwksUrl:
 
     def _refetch(self, reason: object) -> None:
         with self._lock:
-            now = self._clock()
+            now = self.clock()
             recent = [why for at, why in self._refetches if now - at < REFETCH_WINDOW_S]
             if reason in recent or len(recent) == MAX_REFETCHES:
                 return
             self._refetches.append((now, reason))
         try:
-            keys = parse_jwks(self._fetch(self._url))
+            keys = parse_jwks(self.fetch(self.url))
         except (OSError, ValueError, RecursionError) as error:
             log.warning("JWKS fetch failed, the last good set stays: %s", error)
             return
         with self._lock:
-            self._keys, self._fetched_at = keys, self._clock()
+            self._keys, self._fetched_at = keys, self.clock()
         log.info("JWKS fetched: %d keys", len(keys))
-
-
-def fetch_jwks(url: str) -> str:
-    """Fetches a URL without redirects. Raises FetchFailed, which is an OSError, and ValueError."""
-    return str(fetch(url, BOUNDS), "utf-8")
 
 
 def parse_jwks(text: str) -> tuple[PyJWK, ...]:

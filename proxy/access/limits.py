@@ -42,50 +42,43 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Day:
-    """A UTC day, and the seconds left of it."""
-
-    number: int
-    left_s: int
-
-    @classmethod
-    def at(cls, now_s: float) -> "Day":
-        number = int(now_s // DAY_S)
-        return cls(number, math.ceil((number + 1) * DAY_S - now_s))
-
-
-@dataclass(frozen=True, slots=True)
 class DayBudget:
-    """`bound` is the policy's `{unit}_per_day`. A unit is counted as `num_parts` whole parts."""
+    """A team's budget of a UTC day, of which `left_s` are left. `bound` is the policy's
+    `{unit}_per_day`. A unit is counted as `num_parts` whole parts, under `key`."""
 
     unit: str
     bound: float
-    num_parts: int = 1
+    num_parts: int
+    key: str
+    left_s: int
 
-    def key(self, team_id: str, day: Day) -> str:
-        return f"hearth-{self.unit}-per-day/{day.number}/{team_id}"
-
-    def headers(self, spent: float, day: Day) -> Headers:
+    def headers(self, spent: float) -> Headers:
         unit = f"{self.unit.capitalize()}-Day"
         return [
             (f"X-RateLimit-Limit-{unit}", _plain(self.bound)),
             (f"X-RateLimit-Remaining-{unit}", _plain(max(0, self.bound - spent))),
-            (f"X-RateLimit-Reset-{unit}", str(day.left_s)),
+            (f"X-RateLimit-Reset-{unit}", str(self.left_s)),
         ]
 
-    def refusal(self, team_id: str, spent: float, day: Day) -> str:
+    def refusal(self, team_id: str, spent: float) -> str:
         field = f"{self.unit}_per_day"
         return (
             f"Team '{team_id}' has spent {_plain(spent)} of its {field}={_plain(self.bound)}. Try "
-            f"again in {day.left_s} s, when the day ends (UTC), or have {field} raised."
+            f"again in {self.left_s} s, when the day ends (UTC), or have {field} raised."
         )
 
 
-def budgets_of(policy: TeamPolicy) -> list[DayBudget]:
+def budgets_of(team_id: str, policy: TeamPolicy, now_s: float) -> list[DayBudget]:
     if policy.tokens_per_day is None and policy.cost_per_day is None:
         return []
+    day = int(now_s // DAY_S)
+    left_s = math.ceil((day + 1) * DAY_S - now_s)
     bounds = [("tokens", policy.tokens_per_day, 1), ("cost", policy.cost_per_day, NANOS)]
-    return [DayBudget(unit, bound, parts) for unit, bound, parts in bounds if bound is not None]
+    return [
+        DayBudget(unit, bound, parts, f"hearth-{unit}-per-day/{day}/{team_id}", left_s)
+        for unit, bound, parts in bounds
+        if bound is not None
+    ]
 
 
 def _plain(number: float) -> str:
@@ -175,13 +168,10 @@ class TeamLimits:
         if policy.tokens_per_minute is not None and num_tokens > 0:
             item = _per_minute(policy.tokens_per_minute, "tokens")
             self._ask(lambda counts: counts.tokens.hit(item, team_id, cost=num_tokens))
-        if not (budgets := budgets_of(policy)):
-            return
-        day = Day.at(self._wall_clock())
-        for budget in budgets:
+        for budget in budgets_of(team_id, policy, self._wall_clock()):
             amount = num_tokens if budget.unit == "tokens" else cost_nanos
             if amount > 0:
-                self._spend(budget.key(team_id, day), amount)
+                self._spend(budget.key, amount)
 
     def renew(self) -> None:
         """Renew the places of running requests. Called every HEALTH_INTERVAL."""
@@ -211,17 +201,14 @@ class TeamLimits:
     def _check_day(self, team_id: str, policy: TeamPolicy) -> Headers:
         """Returns the headers of the day's budgets. Raises LimitExceeded if one is spent."""
         headers: Headers = []
-        if not (budgets := budgets_of(policy)):
-            return headers
-        day = Day.at(self._wall_clock())
-        for budget in budgets:
-            spent = self._spent(budget.key(team_id, day)) / budget.num_parts
-            headers += budget.headers(spent, day)
+        for budget in budgets_of(team_id, policy, self._wall_clock()):
+            spent = self._spent(budget.key) / budget.num_parts
+            headers += budget.headers(spent)
             if spent >= budget.bound:
                 raise LimitExceeded(
-                    budget.refusal(team_id, spent, day),
+                    budget.refusal(team_id, spent),
                     "budget_exceeded",
-                    [*headers, ("Retry-After", str(day.left_s))],
+                    [*headers, ("Retry-After", str(budget.left_s))],
                 )
         return headers
 

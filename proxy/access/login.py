@@ -13,7 +13,6 @@ from html import escape
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from proxy.access.auth import Principal
 from proxy.access.gate import COOKIE, Gate
 from proxy.access.roles import Role
 from proxy.clients.inbound import RequestBody
@@ -59,7 +58,9 @@ async def login_page(gate: Gate, head: RequestHead, body: RequestBody, path: str
     """Returns the answer. Raises BadMethod, OriginNotAllowed, NotAForm, and body errors."""
     method = head.method
     if method in ("GET", "HEAD"):
-        return Page(200, PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()
+        if path == LOGIN_PATH:
+            return Page(200, PAGE_HEADERS, _page())
+        return _redirect(LOGIN_PATH, _cookie("", False, 0))  # deletes it
     if path == LOGOUT_PATH or method != "POST":
         raise BadMethod(method, path, "GET, HEAD" if path == LOGOUT_PATH else "GET, HEAD, POST")
     check_own_page(head)
@@ -85,14 +86,14 @@ async def _enter(gate: Gate, head: RequestHead, form: bytes) -> Page:
         return _refused(400, fault, fault)
     # Behind a TLS terminator only the browser's Origin tells, which forms always send.
     is_secure = head.scheme == "https" or head.fields.get("origin", "").startswith("https://")
-    cookie = _cookie(token, is_secure, _seconds_left(principal))
-    return Page(303, [("Location", "/"), ("Set-Cookie", cookie)])
+    max_age_s = None  # without an expiry, the browser keeps it until it closes
+    if principal.expires_s is not None:
+        max_age_s = max(0, int(principal.expires_s - time.time()))
+    return _redirect("/", _cookie(token, is_secure, max_age_s))
 
 
-def _leave() -> Page:
-    """Redirect to the form, and delete the cookie."""
-    cookie = _cookie("", False, 0)
-    return Page(303, [("Location", LOGIN_PATH), ("Set-Cookie", cookie)])
+def _redirect(path: str, cookie: str) -> Page:
+    return Page(303, [("Location", path), ("Set-Cookie", cookie)])
 
 
 def _token_of(form: bytes) -> str:
@@ -108,13 +109,6 @@ def _cookie(token: str, is_secure: bool, max_age_s: int | None) -> str:
     if is_secure:
         cookie += "; Secure"
     return cookie if max_age_s is None else f"{cookie}; Max-Age={max_age_s}"
-
-
-def _seconds_left(principal: Principal) -> int | None:
-    """Returns the cookie's lifetime; None, until the browser closes, if the token has no expiry."""
-    if principal.expires_s is None:
-        return None
-    return max(0, int(principal.expires_s - time.time()))
 
 
 def _refused(status: int, fault: str, reason: str) -> Page:

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 from urllib.parse import urlsplit
 
@@ -140,31 +140,24 @@ class Upstream:
         return not self.is_full and self.in_flight + self.num_taken_by_others < room
 
 
+@dataclass(slots=True, eq=False)
 class Balancer:
     """Chooses upstreams and remembers their failures. Event loop only, except for reading
     `upstreams`, `is_usable`, `is_ready` and `affinity`."""
 
-    def __init__(
-        self,
-        specs: Sequence[UpstreamSpec],
-        connect_timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        max_in_flight: int = 4096,
-        stall_timeout_s: float = math.inf,
-        keys: Callable[[], UpstreamKeys] = dict,
-        routes: Callable[[], Routes] = lambda: NO_ROUTES,
-    ) -> None:
-        """`max_in_flight` bounds an upstream's requests, `stall_timeout_s` its streams' silence."""
-        self._connect_timeout_s = connect_timeout_s
-        self._max_in_flight = max_in_flight
-        self._stall_timeout_s = stall_timeout_s
-        self._keys = keys
-        self._routes = routes
-        self._clock = clock
-        # How many requests their preferred replica got (`kept`), or another (`moved`).
-        self.affinity: Counter[str] = Counter()
-        self.upstreams: tuple[Upstream, ...] = ()  # replaced whole
+    specs: InitVar[Sequence[UpstreamSpec]]
+    connect_timeout_s: float
+    clock: Callable[[], float] = time.monotonic
+    _: KW_ONLY
+    max_in_flight: int = 4096  # at one upstream
+    stall_timeout_s: float = math.inf  # bounds the silence of an upstream's streams
+    keys: Callable[[], UpstreamKeys] = dict
+    routes: Callable[[], Routes] = lambda: NO_ROUTES
+    # How many requests their preferred replica got (`kept`), or another (`moved`).
+    affinity: Counter[str] = field(default_factory=Counter)
+    upstreams: tuple[Upstream, ...] = ()  # replaced whole
+
+    def __post_init__(self, specs: Sequence[UpstreamSpec]) -> None:
         self.replace(specs)
 
     def replace(self, specs: Sequence[UpstreamSpec]) -> None:
@@ -178,9 +171,9 @@ class Balancer:
 
     def is_usable(self, upstream: Upstream) -> bool:
         """Whether it passes its health checks, is not ejected, and its streams go on."""
-        now_s = self._clock()
+        now_s = self.clock()
         is_stalled = upstream.num_streams > 0 and (
-            now_s - upstream.last_piece_s > self._stall_timeout_s
+            now_s - upstream.last_piece_s > self.stall_timeout_s
         )
         return (
             upstream.health is UpstreamHealth.READY
@@ -266,13 +259,13 @@ class Balancer:
 
         Failures during an ejection do not count: they come from streams that broke together, and
         one crash would cause an ejection of a minute."""
-        if self._clock() < upstream.ejected_until_s:
+        if self.clock() < upstream.ejected_until_s:
             return
         upstream.num_failures += 1
         if not is_unreachable and upstream.num_failures < MAX_FAILURES:
             return
         upstream.num_failures = 0
-        upstream.ejected_until_s = self._clock() + upstream.cooldown_s
+        upstream.ejected_until_s = self.clock() + upstream.cooldown_s
         upstream.was_unreachable = is_unreachable
         log.warning("upstream %s ejected for %g s", upstream.name, upstream.cooldown_s)
         upstream.cooldown_s = min(2 * upstream.cooldown_s, MAX_COOLDOWN_S)
@@ -304,11 +297,11 @@ class Balancer:
     def _make(self, spec: UpstreamSpec) -> Upstream:
         parts = urlsplit(spec.url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        pool = ConnectionPool(parts.scheme, parts.hostname or "", port, self._connect_timeout_s)
-        return Upstream(spec, pool, self._keys, self._clock)
+        pool = ConnectionPool(parts.scheme, parts.hostname or "", port, self.connect_timeout_s)
+        return Upstream(spec, pool, self.keys, self.clock)
 
     def route_of(self, hints: RoutingHints) -> tuple[RouteBackend, ...]:
-        return self._routes().of(hints.model)
+        return self.routes().of(hints.model)
 
     def _serving(
         self, hints: RoutingHints, excluded: AbstractSet[Upstream] = frozenset()
@@ -331,7 +324,7 @@ class Balancer:
         return ([each for each in candidates if each.spec.server == name] for name in in_turn)
 
     def _has_room(self, upstream: Upstream, takes_row: bool) -> bool:
-        is_open = upstream.in_flight < self._max_in_flight
+        is_open = upstream.in_flight < self.max_in_flight
         return is_open and (not takes_row or upstream.has_row())
 
     def _pick(

@@ -85,12 +85,12 @@ class Reply:
         self.forwarder.finish(self.upstream, had_row=self.head.status != 503)
 
 
+@dataclass(slots=True)
 class RetryBudget:
     """Each request earns a share of a retry, and each retry spends one, so that retries do not
     double an outage."""
 
-    def __init__(self) -> None:
-        self._saved = MAX_SAVED_RETRIES
+    _saved: float = MAX_SAVED_RETRIES
 
     def note_request(self) -> None:
         self._saved = min(MAX_SAVED_RETRIES, self._saved + RETRY_SHARE)
