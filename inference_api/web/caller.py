@@ -62,11 +62,7 @@ def caller_of_request() -> Caller:
     )
 
 
-def read(
-    kind: type[B],
-    parsed: Callable[[type[B], bytes, LeftAside], B] = parse,
-    model: str | None = None,
-) -> B:
+def read(kind: type[B], parsed: Callable[..., B] = parse, model: str | None = None) -> B:
     """Returns this request's body, and reports the fields that it ignores. A `model` from the path
     takes the place of the body's. Raises InvalidRequest."""
     aside = LeftAside(kind, current_app.config[RULES])

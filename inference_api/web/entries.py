@@ -43,7 +43,7 @@ def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> 
         for part in parts:
             type_ = type_of(part)
             if isinstance(part, str):
-                yield _text(part)
+                yield {"type": "text", "text": part}
             elif (inner := _parts_within(part)) is not None:
                 aside_of(info, kind).add(kind, "citations", part.get("citations", ""))
                 yield from read(inner, info)
@@ -52,7 +52,8 @@ def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> 
                 if aside.rules.refuses_images:
                     raise fault(type_, "is no text, which is all that is read here; leave it out")
                 aside.add(kind, type_)
-                yield _text(f"[{MEDIA[type_]} left out: this model reads text only]")
+                text = f"[{MEDIA[type_]} left out: this model reads text only]"
+                yield {"type": "text", "text": text}
             elif type_ in left_out:
                 aside_of(info, kind).add(kind, type_)
             else:
@@ -154,24 +155,16 @@ def type_of(entry: Any) -> str:
 def _parts_within(part: Any) -> list[Any] | None:
     """Returns the texts in one of OpenAI's refusals, or in Anthropic's search results and documents
     that have texts or lists of parts: below their titles, on lines of their own."""
-    if type_of(part) == "refusal":
-        return _texts(part.get("refusal"))
+    if type_of(part) == "refusal" and isinstance(part.get("refusal"), str):
+        return [part["refusal"]]
     if type_of(part) not in ("search_result", "document"):
         return None
     source = part.get("source")
     holder = source if isinstance(source, dict) else part
     content = holder.get("data" if type_of(source) == "text" else "content")
-    parts = content if isinstance(content, list) else _texts(content)
-    if parts is None:
+    if not isinstance(content, str | list):
         return None
+    parts = [content] if isinstance(content, str) else content
     named = [part.get("title"), source, part.get("context")]
-    heads = [_text(f"{each}\n") for each in named if isinstance(each, str)]
-    return [*heads, *parts, _text("\n")] if heads else parts
-
-
-def _texts(text: Any) -> list[Any] | None:
-    return [_text(text)] if isinstance(text, str) else None
-
-
-def _text(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
+    heads = [f"{each}\n" for each in named if isinstance(each, str)]
+    return [*heads, *parts, "\n"] if heads else parts

@@ -40,12 +40,11 @@ MAX_INTEGER = 2**31 - 1  # the highest token id or number of tokens
 MAX_FAULTS = 100  # most faults examined one by one: a body can have a million
 
 # What to do without fields that are not served on routes with tools.
-_RESENT = "leave it out and send all items in input, as nothing is kept between calls"
 REMEDIES = {
-    "conversation": _RESENT,
+    "conversation": "leave it out and send all items in input, as nothing is kept",
     "function_call": "give tool_choice, or tool_calls in a message, which took its place",
     "functions": "give tools, which took its place",
-    "previous_response_id": _RESENT,
+    "previous_response_id": "leave it out and send all items in input, as nothing is kept",
 }
 
 Json = dict[str, Any]

@@ -31,15 +31,8 @@ MODEL_ROUTES = ("inference", "predictions", "chat")
 _DEPLOYMENT = re.compile(r"(?s:/openai/deployments/(.+?))(/(?:chat/)?completions|/embeddings)/?\Z")
 # Routes whose requests take a user row.
 GENERATING_ROUTES = frozenset(
-    {
-        *MODEL_ROUTES,
-        "v1/completions",
-        "v1/chat/completions",
-        "v1/embeddings",
-        "v1/messages",
-        "v1/responses",
-        "openai/responses",
-    }
+    {*MODEL_ROUTES, "v1/completions", "v1/chat/completions", "v1/embeddings", "v1/messages"}
+    | {"v1/responses", "openai/responses"}
 )
 
 REMEDY = "send less, or have MAX_CONTENT_LENGTH raised"
