@@ -74,7 +74,7 @@ X86_UNITS = _variants(
         "avxvnni": (*AVX2, "-mavxvnni"),
         "avx512vnni": AVX512,
         "avx512bf16": AVX512BF16,
-        "amx": (*AVX512BF16, "-mamx-tile", "-mamx-int8"),
+        "amx": (*AVX512BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     }
 )
 # GCC would try for half of the time to combine up to four instructions that multiply bytes, which

@@ -74,7 +74,8 @@ struct LinearCall {
   int64_t num_groups;
   const void* rows;  // FloatGroup or ActivationGroup [num_rows][num_groups]
   int64_t num_rows;
-  const ActivationTile* tiles;  // the same rows [num_tiles(num_rows)][num_groups], or null
+  const void* tiles;  // the same rows as ActivationTile or PairTile
+                      // [num_tiles(num_rows)][num_groups], or null
   Finish finish;
   float factor;
   float* out;  // [num_rows][num_outputs], rows out_stride apart
@@ -265,8 +266,10 @@ auto with_block(Bits bits, Visit visit) {
 
 constexpr bool is_quantised(Bits bits) { return bits != Bits::kFloat32 && bits != Bits::kBFloat16; }
 
-// Returns whether instructions that multiply whole tiles support weights in this form.
-constexpr bool meets_tiles(Bits bits) { return bits == Bits::kInt8 || bits == Bits::kInt4; }
+// Returns the bytes of a tile of activations that weights in this form are multiplied by.
+constexpr int64_t tile_bytes(Bits bits) {
+  return is_quantised(bits) ? sizeof(ActivationTile) : sizeof(PairTile);
+}
 
 // Returns the bytes of a group of activations that weights in this form are multiplied by.
 constexpr int64_t group_bytes(Bits bits) {
@@ -330,10 +333,10 @@ struct Kernels {
   void (*norm_row)(const NormCall& call, const float* x, void* row);
   void (*write_heads)(const HeadsCall& call);
   // Copies up to kTileRows rows to a row of tiles, which `linear_panels` requires from
-  // min_tile_rows rows on. Null if it never does.
-  void (*fill_tiles)(const ActivationGroup* rows, int64_t num_rows, int64_t num_groups,
-                     ActivationTile* tiles);
-  int64_t min_tile_rows;
+  // min_tile_rows(bits) rows on. Null if it never does.
+  void (*fill_tiles)(Bits bits, const void* rows, int64_t num_rows, int64_t num_groups,
+                     void* tiles);
+  int64_t (*min_tile_rows)(Bits bits);
   LinearPanels linear_panels;
   void (*attend)(const AttentionCall& call, const AttentionTask& task);
   // Computes channels [first, end), at most kChannels.

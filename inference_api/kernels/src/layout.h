@@ -331,7 +331,12 @@ struct alignas(kCacheLine) ActivationTile {
   int8_t values[kTileRows][kGroup];
   float scales[kTileRows];
 };
-static_assert(sizeof(ActivationTile) % kCacheLine == 0);
+
+// The same for bfloat16 weights.
+struct alignas(kCacheLine) PairTile {
+  PairGroup rows[kTileRows];
+};
+static_assert(sizeof(ActivationTile) % kCacheLine == 0 && sizeof(PairTile) % kCacheLine == 0);
 
 constexpr int64_t num_tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 

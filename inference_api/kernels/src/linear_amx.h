@@ -1,7 +1,14 @@
-// The matrix product of many rows with AMX. A tile instruction multiplies 16 rows by 16 outputs
-// over a group of inputs, sixteen times as much as a vector instruction. The remaining work decides
-// the speed: vector instructions scale a group's sums and add them, in the same order as
-// everywhere, so results have the bits of the other AVX-512 product.
+// Matrix products with AMX. A tile instruction multiplies 16 rows by 16 outputs over a group of
+// inputs, sixteen times as much as a vector instruction.
+//
+// Of quantised weights, only products of many rows are made so. The remaining work decides the
+// speed: vector instructions scale a group's sums and add them, in the same order as everywhere, so
+// results have the bits of the other AVX-512 product.
+//
+// Products of bfloat16 are added up within tiles, over the whole depth: those of the first inputs
+// of a group's pairs, those of the second, and the sum of both to the groups before. That is
+// another order than that of other variants, so all products of bfloat16 are made so, even of one
+// row.
 #pragma once
 
 #include <immintrin.h>
@@ -154,12 +161,103 @@ void multiply_rows(const Block* blocks, const Block* next, int64_t num_groups,
   }
 }
 
-// Number of rows from which on tiles are faster.
-constexpr int64_t kMinTileRows = 32;
+// Tiles of the products of pairs: 0 to 3 have sums, 4 and 5 activations, 6 and 7 weights.
+struct alignas(kCacheLine) PairConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// The number of blocks that a panel is fetched ahead, if it is read only once.
+constexpr int64_t kAheadBlocks = 4;
+
+// Multiplies one or two rows of tiles, which are `num_groups` tiles apart, by a panel, and fetches
+// lines with every group.
+template <int kTiles>
+void multiply_pairs(const BFloat16Block* blocks, Fetched fetched, int64_t num_groups,
+                    const PairTile* rows, float (*out)[kPanel]) {
+  constexpr int kRowBytes = sizeof out[0];
+  constexpr int kPairBytes = sizeof blocks->pairs[0];
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t group = 0; group < num_groups; ++group) {
+    const auto& pairs = blocks[group].pairs;
+    fetched.step<4>();
+    _tile_loadd(4, rows[group].rows, sizeof(PairGroup));
+    _tile_loadd(6, pairs[0], kPairBytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, pairs[0] + kTileOutputs, kPairBytes);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kTiles == 2) {
+      _tile_loadd(5, rows[num_groups + group].rows, sizeof(PairGroup));
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, out[0], kRowBytes);
+  _tile_stored(1, out[0] + kTileOutputs, kRowBytes);
+  if constexpr (kTiles == 2) {
+    _tile_stored(2, out[kTileRows], kRowBytes);
+    _tile_stored(3, out[kTileRows] + kTileOutputs, kRowBytes);
+  }
+}
+
+// Multiplies `count` rows by one panel. Each turn fetches a share of the next panel, so that
+// reading it overlaps with multiplying; a single turn fetches its own panel ahead.
+inline void multiply_rows(const BFloat16Block* blocks, const BFloat16Block* next,
+                          int64_t num_groups, const PairTile* rows, int64_t count,
+                          float (*results)[kPanel]) {
+  constexpr int64_t kRows = 2 * kTileRows;
+  constexpr int64_t kLines = kGroupLines<BFloat16Block>;
+  const int64_t turns = (count + kRows - 1) / kRows;
+  const int64_t lines = turns > 1 && next == nullptr ? 0 : (kLines + turns - 1) / turns;
+  const auto* later = reinterpret_cast<const char*>(turns > 1 ? next : blocks + kAheadBlocks);
+  for (int64_t row = 0; row < count; row += kRows) {
+    const auto multiply = count - row > kTileRows ? multiply_pairs<2> : multiply_pairs<1>;
+    multiply(blocks, {later, lines}, num_groups, rows + row / kTileRows * num_groups,
+             results + row);
+    later += num_groups * lines * kCacheLine;
+  }
+}
+
+inline void fill_pair_tiles(const void* rows, int64_t num_rows, int64_t num_groups, void* tiles) {
+  auto* const to = static_cast<PairTile*>(tiles);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const auto* const from =
+        reinterpret_cast<const PairGroup*>(static_cast<const FloatGroup*>(rows) + row * num_groups);
+    for (int64_t group = 0; group < num_groups; ++group) {
+      to[group].rows[row] = from[group];
+    }
+  }
+}
+
+inline void fill_any_tiles(Bits bits, const void* rows, int64_t num_rows, int64_t num_groups,
+                           void* tiles) {
+  const auto fill = bits == Bits::kBFloat16 ? fill_pair_tiles : fill_byte_tiles;
+  fill(rows, num_rows, num_groups, tiles);
+}
+
+inline int64_t min_tile_rows(Bits bits) {
+  if (bits == Bits::kBFloat16) {
+    return 1;
+  }
+  return bits == Bits::kInt8 || bits == Bits::kInt4 ? 32 : INT64_MAX;  // from where on it is faster
+}
 
 inline void linear_panels_by_tiles(const LinearCall& call, int64_t first, int64_t end) {
   if (call.tiles == nullptr) {
     kAvx512Bf16.linear_panels(call, first, end);
+    return;
+  }
+  if (call.bits == Bits::kBFloat16) {
+    const PairConfig config;
+    _tile_loadconfig(&config);
+    tile_panels<Simd512, BFloat16Block, multiply_rows>(call, first, end);
+    _tile_release();
     return;
   }
   const TileConfig config;

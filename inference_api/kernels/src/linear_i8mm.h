@@ -84,7 +84,13 @@ void multiply_rows(const Block* blocks, const Block*, int64_t num_groups,
   }
 }
 
-constexpr int64_t kMinTileRows = 2 * kPairs;
+inline void fill_tiles(Bits, const void* rows, int64_t num_rows, int64_t num_groups, void* tiles) {
+  fill_byte_tiles(rows, num_rows, num_groups, tiles);
+}
+
+inline int64_t min_tile_rows(Bits bits) {
+  return bits == Bits::kInt8 || bits == Bits::kInt4 ? 2 * kPairs : INT64_MAX;
+}
 
 inline void linear_panels_by_pairs(const LinearCall& call, int64_t first, int64_t end) {
   if (call.tiles == nullptr) {

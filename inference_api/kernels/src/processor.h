@@ -70,10 +70,10 @@ inline bool has_avx512bf16() {
 // Returns whether the processor has tiles and Linux lets this process use them, after a request.
 inline bool has_amx() {
 #if defined(__linux__)
-  constexpr unsigned kTilesOfInt8 = 1u << 24 | 1u << 25;
+  constexpr unsigned kTilesOfInt8AndBFloat16 = 1u << 22 | 1u << 24 | 1u << 25;
   constexpr long kRequestPermission = 0x1023;
   constexpr long kTileData = 18;
-  return has_avx512bf16() && has_all(Processor().amx_and_more, kTilesOfInt8) &&
+  return has_avx512bf16() && has_all(Processor().amx_and_more, kTilesOfInt8AndBFloat16) &&
          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;

@@ -70,9 +70,12 @@ inline void quantise_group(const float* x, ActivationGroup& group) {
 #if defined(__AVX512BF16__)
 using BFloat16Group = PairGroup;
 inline void round_group(const float* x, PairGroup& group) {
-  for (int i = 0; i < kGroup; ++i) {
-    group.pairs[i / kPair][place_in_pair(i)] = float_to_bfloat16(x[i]);
+  uint32_t words[kGroup / kPair];  // a loop over these is vectorised
+  for (int i = 0; i < kGroup / kPair; ++i) {
+    const uint32_t first = float_to_bfloat16(x[kPair * i]);
+    words[i] = first << 16 | float_to_bfloat16(x[kPair * i + 1]);
   }
+  std::memcpy(group.pairs, words, sizeof group.pairs);
 }
 #else
 using BFloat16Group = FloatGroup;

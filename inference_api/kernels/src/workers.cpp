@@ -41,6 +41,11 @@ void plan(const AttentionCall& call, int64_t num_threads, int64_t min_tasks,
   }
 }
 
+// Returns the cache lines of a row of tiles.
+int64_t row_lines(const LinearCall& call) {
+  return call.num_groups * tile_bytes(call.bits) / kCacheLine;
+}
+
 }  // namespace
 
 // A task has consecutive panels. Tasks are few enough for weights to be prefetched.
@@ -95,24 +100,26 @@ void Workers::multiply_in_order(std::vector<LinearCall>& calls) {
 
 // Returns the number of rows of tiles that the kernels require for a call; 0 if they use its rows.
 int64_t Workers::wanted_tiles(const LinearCall& call) const {
-  const bool is_wanted = kernels.fill_tiles != nullptr && call.num_rows >= kernels.min_tile_rows &&
-                         meets_tiles(call.bits);
+  const bool is_wanted =
+      kernels.fill_tiles != nullptr && call.num_rows >= kernels.min_tile_rows(call.bits);
   return is_wanted ? num_tiles(call.num_rows) : 0;
 }
 
-void Workers::fill_tiles(const LinearCall& call, int64_t tile, ActivationTile* tiles) const {
+void Workers::fill_tiles(const LinearCall& call, int64_t tile, CacheLine* tiles) const {
   const int64_t first = tile * kTileRows;
-  kernels.fill_tiles(static_cast<const ActivationGroup*>(call.rows) + first * call.num_groups,
-                     std::min<int64_t>(kTileRows, call.num_rows - first), call.num_groups,
-                     tiles + tile * call.num_groups);
+  kernels.fill_tiles(
+      call.bits,
+      static_cast<const char*>(call.rows) + first * call.num_groups * group_bytes(call.bits),
+      std::min<int64_t>(kTileRows, call.num_rows - first), call.num_groups,
+      tiles + tile * row_lines(call));
 }
 
-const ActivationTile* Workers::tiles(const LinearCall& call) {
+const void* Workers::tiles(const LinearCall& call) {
   const int64_t count = wanted_tiles(call);
   if (count == 0) {
     return nullptr;
   }
-  grow(tiles_, count * call.num_groups);
+  grow(tiles_, count * row_lines(call));
   pool.run(count, [&](int64_t tile) { fill_tiles(call, tile, tiles_.data()); });
   return tiles_.data();
 }
@@ -120,18 +127,18 @@ const ActivationTile* Workers::tiles(const LinearCall& call) {
 void Workers::set_tiles(std::vector<LinearCall>& calls) {
   int64_t size = 0;
   for (const LinearCall& call : calls) {
-    size += wanted_tiles(call) * call.num_groups;
+    size += wanted_tiles(call) * row_lines(call);
   }
   if (size == 0) {
     return;
   }
   grow(tiles_, size);
-  ActivationTile* tiles = tiles_.data();
+  CacheLine* tiles = tiles_.data();
   for (LinearCall& call : calls) {
     const int64_t count = wanted_tiles(call);
     call.tiles = count == 0 ? nullptr : tiles;
     pool.run(count, [&](int64_t tile) { fill_tiles(call, tile, tiles); });
-    tiles += count * call.num_groups;
+    tiles += count * row_lines(call);
   }
 }
 

@@ -38,14 +38,18 @@ class Workers {
   Pool pool;
 
  private:
+  struct alignas(kCacheLine) CacheLine {
+    char bytes[kCacheLine];
+  };
+
   // Fewer rows stay on the calling thread: waking threads would cost more than they save.
   static constexpr int64_t kMinRowsToShare = 4;
   // Enough tasks that the others need not wait for a thread that is held up.
   static constexpr int64_t kTasksPerThread = 8;
 
   int64_t wanted_tiles(const LinearCall& call) const;
-  void fill_tiles(const LinearCall& call, int64_t tile, ActivationTile* tiles) const;
-  const ActivationTile* tiles(const LinearCall& call);
+  void fill_tiles(const LinearCall& call, int64_t tile, CacheLine* tiles) const;
+  const void* tiles(const LinearCall& call);
   void set_tiles(std::vector<LinearCall>& calls);
 
   template <class Work>
@@ -58,8 +62,8 @@ class Workers {
   }
 
   const int64_t num_threads_;
-  std::vector<ActivationTile> tiles_;  // tiles of the current call; keeps its memory
-  std::vector<AttentionTask> tasks_;   // like tiles_
+  std::vector<CacheLine> tiles_;      // tiles of the current call; keeps its memory
+  std::vector<AttentionTask> tasks_;  // like tiles_
 };
 
 }  // namespace hearth

@@ -59,6 +59,8 @@ def test_bits_are_those_that_are_listed(kernels: Kernels, bits: Bits) -> None:
     kernels.pack(weights, packed)
     packed_hash, fused, unfused = HASHES[bits]
     assert hash_of([packed.blocks]) == packed_hash
+    if (kernels.variant, bits) == ("amx", 16):
+        return  # adds products in an order of its own: test_linear.py
     is_fused = kernels.variant != PORTABLE or platform.machine() != "x86_64"
     products = [kernels.linear(x[:rows], packed) for rows in ROWS]
     assert hash_of(products) == (fused if is_fused else unfused)

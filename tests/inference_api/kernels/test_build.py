@@ -177,7 +177,8 @@ def test_a_compiler_that_cannot_be_started_is_a_failure(tmp_path: Path) -> None:
             {"avx512bf16", "avx512vnni_forms"},  # which has the same products of integers
         ),
         (
-            "avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni avx512_bf16 amx_tile amx_int8",
+            "avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni avx512_bf16 amx_tile amx_int8 "
+            "amx_bf16",
             ["avxvnni"],
             {"amx", "avx512bf16", "avx512vnni_forms"},  # whose products of few rows it takes
         ),
