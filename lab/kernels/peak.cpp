@@ -35,13 +35,44 @@ int64_t repeat(int64_t rounds, int products, Vector operand, Multiply multiply) 
   return rounds * kSums * products * 2;
 }
 
+#if defined(__AMX_TILE__)
+struct TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// The same with four tiles of sums, 4 and 5 of activations, and 6 and 7 of weights, which have
+// `depth` times four bytes of inputs.
+template <class Multiply>
+int64_t repeat_tiles(int64_t rounds, uint8_t depth, int products, Multiply multiply) {
+  TileConfig config;
+  for (int tile = 0; tile < 8; ++tile) {
+    config.row_bytes[tile] = tile == 4 || tile == 5 ? 4 * depth : 64;
+    config.rows[tile] = tile < 6 ? 16 : depth;
+  }
+  asm volatile("" : : "m"(config));
+  _tile_loadconfig(&config);
+  for (int64_t round = 0; round < rounds; ++round) multiply();
+  _tile_release();
+  return rounds * 4 * 16 * 16 * products * 2;
+}
+#endif
+
 }  // namespace
 
 // Each returns 0 where the processor's kernels multiply otherwise.
 #define PEAK extern "C" __attribute__((visibility("default"))) int64_t
 
 PEAK peak_int8(int64_t rounds) {
-#if defined(__AVX512VNNI__)
+#if defined(__AMX_INT8__)
+  return repeat_tiles(rounds, 8, 32, [] {  // a group of 32 inputs has a scale
+    _tile_dpbssd(0, 4, 6);
+    _tile_dpbssd(1, 4, 7);
+    _tile_dpbssd(2, 5, 6);
+    _tile_dpbssd(3, 5, 7);
+  });
+#elif defined(__AVX512VNNI__)
   return repeat(rounds, 64, _mm512_set1_epi8(1), [](__m512i sum, __m512i operand) {
     return _mm512_dpbusd_epi32(sum, operand, operand);
   });
@@ -66,7 +97,7 @@ PEAK peak_int8(int64_t rounds) {
 
 // With what groups of 32 inputs cost besides: their sums become floats, times two scales.
 PEAK peak_int8_groups(int64_t rounds) {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) && !defined(__AMX_INT8__)
   constexpr int kProducts = 8;  // of a group: four inputs each
   const __m512i operand = _mm512_set1_epi8(1);
   __m512 totals[kSums] = {}, scale = _mm512_set1_ps(1), other = scale;
@@ -95,7 +126,14 @@ PEAK peak_int8_groups(int64_t rounds) {
 }
 
 PEAK peak_bfloat16(int64_t rounds) {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+  return repeat_tiles(rounds, 16, 32, [] {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  });
+#elif defined(__AVX512BF16__)
   return repeat(rounds, 32, _mm512_set1_ps(1), [](__m512 sum, __m512 operand) {
     const __m512bh pairs = reinterpret_cast<const __m512bh&>(operand);
     return _mm512_dpbf16_ps(sum, pairs, pairs);
@@ -107,13 +145,11 @@ PEAK peak_bfloat16(int64_t rounds) {
 
 PEAK peak_float32(int64_t rounds) {
 #if defined(__AVX512F__)
-  return repeat(rounds, 16, _mm512_set1_ps(1), [](__m512 sum, __m512 operand) {
-    return _mm512_fmadd_ps(operand, operand, sum);
-  });
+  return repeat(rounds, 16, _mm512_set1_ps(1),
+                [](__m512 sum, __m512 operand) { return _mm512_fmadd_ps(operand, operand, sum); });
 #elif defined(__AVX2__)
-  return repeat(rounds, 8, _mm256_set1_ps(1), [](__m256 sum, __m256 operand) {
-    return _mm256_fmadd_ps(operand, operand, sum);
-  });
+  return repeat(rounds, 8, _mm256_set1_ps(1),
+                [](__m256 sum, __m256 operand) { return _mm256_fmadd_ps(operand, operand, sum); });
 #elif defined(__ARM_NEON)
   return repeat(rounds, 4, vdupq_n_f32(1), [](float32x4_t sum, float32x4_t operand) {
     return vfmaq_f32(sum, operand, operand);
