@@ -33,7 +33,7 @@ struct alignas(kCacheLine) TileGroup {
 
 // Groups that are unpacked at once, multiplied by all rows and forgotten. They stay in the first
 // level cache; moving more of them in and out would take longer than the products.
-constexpr int kTileGroups = 32;
+constexpr int kTileGroups = 16;
 
 // Unpacks half `half` of `num_groups` blocks of a panel.
 template <class Block>

@@ -181,13 +181,8 @@ void run_faulty_numbers(HearthContext* context, int variant) {
 }
 
 void run_bits(HearthContext* context, int variant) {
-#if defined(__x86_64__)
-  const bool is_fused = std::strcmp(hearth_variant_name(variant), "portable") != 0;
-#else
-  const bool is_fused = true;
-#endif
   for (const Hashes& expected : kHashes) {
-    const char* const wrong = wrong_bits(context, expected, is_fused);
+    const char* const wrong = wrong_bits(context, expected, hearth_variant_name(variant));
     expect(wrong == nullptr, wrong, variant);
   }
 }

@@ -217,7 +217,9 @@ def test_variants_agree(bits: Bits) -> None:
     assert all(np.array_equal(first.blocks, second.blocks) for first, second in pairwise(packs))
     results = [linear(each, x, packs[0]) for each in variants]
     alone = "amx" if bits == 16 else "portable"
-    same = [each for each, kernels in zip(results, variants, strict=True) if kernels.variant != alone]
+    same = [
+        each for each, kernels in zip(results, variants, strict=True) if kernels.variant != alone
+    ]
     assert all(torch.equal(each, same[0]) for each in same)
     for result in results:
         torch.testing.assert_close(result, same[0], rtol=1e-5, atol=1e-4)
