@@ -25,9 +25,8 @@ GZIP_ONLY = zlib.MAX_WBITS | 16  # zlib's flag for a gzip header
 # prompts apart, few enough that a growing conversation keeps its replica.
 AFFINITY_CHARS = 256
 SESSION = "session:"
-# The native routes name the model in their path.
+# These routes name the model in their path, the second, of Azure's clients, whatever the body says.
 MODEL_ROUTES = ("inference", "predictions", "chat")
-# So do these, of Azure's clients, whatever the body's model.
 _DEPLOYMENT = re.compile(r"(?s:/openai/deployments/(.+?))(/(?:chat/)?completions|/embeddings)/?\Z")
 # Routes whose requests take a user row.
 GENERATING_ROUTES = frozenset(
