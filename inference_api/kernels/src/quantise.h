@@ -52,12 +52,17 @@ inline int32_t to_byte(float x, float inverse) {
 inline void quantise_group(const float* x, ActivationGroup& group) {
   const ByteScale scale = byte_scale(x, kGroup);
   constexpr int kHalf = kGroup / 2;
+  int32_t values[kGroup];  // loops that do one thing each are vectorised best
+  for (int i = 0; i < kGroup; ++i) {
+    values[i] = to_byte(x[i], scale.inverse);
+  }
+  for (int i = 0; i < kGroup; ++i) {
+    group.values[i] = static_cast<int8_t>(values[i]);
+  }
   int32_t sums[2] = {};
   for (int half = 0; half < 2; ++half) {
-    for (int i = half * kHalf; i < (half + 1) * kHalf; ++i) {
-      const int32_t value = to_byte(x[i], scale.inverse);
-      group.values[i] = static_cast<int8_t>(value);
-      sums[half] += value;
+    for (int i = 0; i < kHalf; ++i) {
+      sums[half] += values[half * kHalf + i];
     }
   }
   group.negative_sum = -sums[0] - sums[1];
