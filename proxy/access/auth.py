@@ -48,7 +48,7 @@ class Authenticator:
     settings: Settings
     key_sources: Sequence[KeySource]
     revoked_ids: Callable[[], Collection[str]]
-    _principals: dict[str, Principal] = field(default_factory=dict, repr=False)  # by header
+    _principals: dict[str, Principal] = field(default_factory=dict, repr=False)  # keyed by header
 
     @property
     def may_block(self) -> bool:
