@@ -137,15 +137,21 @@ VLLM_TOTALS = {  # vLLM's counters of ended generations: the name, help text
 # label with its first value.
 DEPTH_COUNTERS = {
     "inference_drafted_tokens_by_depth": (
-        *("Drafts as deep as that.", "drafted_by_depth", "depth", 1),
+        "Drafts as deep as that.",
+        "drafted_by_depth",
+        ("depth", 1),
     ),
     "inference_accepted_tokens_by_depth": (
-        *("Drafts accepted as deep as that.", "accepted_by_depth", "depth", 1),
+        "Drafts accepted as deep as that.",
+        "accepted_by_depth",
+        ("depth", 1),
     ),
 }
 VLLM_DEPTH_COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens_per_pos": (
-        *("Drafts accepted up to a position.", "accepted_by_depth", "position", 0),
+        "Drafts accepted up to a position.",
+        "accepted_by_depth",
+        ("position", 0),
     )
 }
 
@@ -276,7 +282,7 @@ class _StateCollector(Collector):
 
     def _of_drafts(self, depths: Mapping[str, DraftDepths]) -> Iterable[Metric]:
         """Yields the counters by depth of drafts, and a histogram of accepted tokens."""
-        for name, (help_text, figure, label, first) in self._by_depth.items():
+        for name, (help_text, figure, (label, first)) in self._by_depth.items():
             counter = CounterMetricFamily(name, help_text, labels=[MODEL, label])
             for model, of_model in depths.items():
                 for depth, count in enumerate(getattr(of_model, figure), first):

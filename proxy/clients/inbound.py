@@ -25,13 +25,21 @@ GZIP_ONLY = zlib.MAX_WBITS | 16  # zlib's flag for a gzip header
 # prompts apart, few enough that a growing conversation keeps its replica.
 AFFINITY_CHARS = 256
 SESSION = "session:"
-# These routes name the model in their path, the second, of Azure's clients, whatever the body says.
+# The native routes name the model in their path.
 MODEL_ROUTES = ("inference", "predictions", "chat")
+# So do OpenAI's routes as Azure's clients call them, whatever model the body names.
 _DEPLOYMENT = re.compile(r"(?s:/openai/deployments/(.+?))(/(?:chat/)?completions|/embeddings)/?\Z")
 # Routes whose requests take a user row.
 GENERATING_ROUTES = frozenset(
-    {*MODEL_ROUTES, "v1/completions", "v1/chat/completions", "v1/embeddings", "v1/messages"}
-    | {"v1/responses", "openai/responses"}
+    {
+        *MODEL_ROUTES,
+        "v1/completions",
+        "v1/chat/completions",
+        "v1/embeddings",
+        "v1/messages",
+        "v1/responses",
+        "openai/responses",
+    }
 )
 
 REMEDY = "send less, or have MAX_CONTENT_LENGTH raised"

@@ -175,7 +175,8 @@ class ChoicesWriter:
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
         """Yields SSE: pieces, the finish of each choice, usage if requested, and `[DONE]`."""
         choices, options = self._choices(answers), self._body.stream_options or StreamOptions()
-        head = {**self._identity, "object": self._object + ".chunk" * self._is_chat}
+        kind = f"{self._object}.chunk" if self._is_chat else self._object
+        head = {**self._identity, "object": kind}
         # Only the choice differs between events, so the rest is encoded once.
         prefix = f'data: {dumped(head)[:-1]},"choices":['
         suffix = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"

@@ -1,14 +1,13 @@
 // Matrix products with AMX. A tile instruction multiplies 16 rows by 16 outputs over a group of
 // inputs, sixteen times as much as a vector instruction.
 //
-// Of quantised weights, only products of many rows are made so. The remaining work decides the
+// Quantised weights are multiplied in tiles if there are many rows. The remaining work decides the
 // speed: vector instructions scale a group's sums and add them, in the same order as everywhere, so
 // results have the bits of the other AVX-512 product.
 //
-// Products of bfloat16 are added up within tiles, over the whole depth: those of the first inputs
-// of a group's pairs, those of the second, and the sum of both to the groups before. That is
-// another order than that of other variants, so all products of bfloat16 are made so, even of one
-// row.
+// Weights in bfloat16 are multiplied in tiles even by one row, because tiles add products in an
+// order of their own: within a group, those of the first inputs of pairs and those of the second;
+// then both sums, to the total of the groups before.
 #pragma once
 
 #include <immintrin.h>
