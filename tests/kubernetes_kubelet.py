@@ -11,7 +11,14 @@ from common.fetch import answers_ok
 from lab.kit.servers import GUNICORN, environment, free_port, kill_group
 from tests.forked import ForkedProcess, fork_server
 from tests.kubernetes_api import KubernetesApi, Object
-from tests.kubernetes_workloads import Workloads, is_ending, is_placed, is_ready, name_of
+from tests.kubernetes_workloads import (
+    Workloads,
+    container_status,
+    is_ending,
+    is_placed,
+    is_ready,
+    name_of,
+)
 
 HOST = "127.0.0.1"
 TURN_S = 0.05
@@ -113,7 +120,7 @@ class Kubelet(Workloads):
             "message": "back-off 10s restarting failed container",
         }
         ended = {"reason": "Error", "exitCode": 3, "message": last_words(running.log)}
-        status = {"name": "api", "state": {"waiting": waiting}, "lastState": {"terminated": ended}}
+        status = container_status(state={"waiting": waiting}, lastState={"terminated": ended})
         pod["status"]["containerStatuses"] = [status]
         pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
         self.api.put("pods", pod)

@@ -49,7 +49,7 @@ class Workloads:
             "ports": [{"name": "http", "containerPort": 7000}],
         }
         template = {"metadata": {"labels": metadata["labels"]}, "spec": {"containers": [container]}}
-        spec = {"replicas": replicas, "template": template}
+        spec = {"replicas": replicas, "selector": {}, "template": template}
         self.api.put("deployments", {"metadata": metadata, "spec": spec, "status": {}})
         self.settle()
 
@@ -112,7 +112,7 @@ class Workloads:
                 "annotations": template["metadata"].get("annotations", {})
                 | {"revision": revision(template)},
                 "creationTimestamp": timestamp(),
-                "ownerReferences": [{"name": name}],
+                "ownerReferences": [owner(name)],
             },
             "spec": template["spec"],
             "status": {"phase": "Pending", "conditions": []},
@@ -133,6 +133,15 @@ class Workloads:
         for pod in pods:
             pod["metadata"]["deletionTimestamp"] = timestamp()
             self.api.put("pods", pod)
+
+
+def owner(name: str) -> Object:
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": name}
+
+
+def container_status(**status: object) -> Object:
+    identity = {"name": "api", "image": "hearth", "imageID": "", "ready": False, "restartCount": 0}
+    return identity | status
 
 
 def revision(template: Object) -> str:
@@ -184,5 +193,5 @@ def set_ready(pod: Object) -> None:
         "phase": "Running",
         "podIP": f"10.0.{number // 250}.{number % 250 + 1}",
         "conditions": conditions,
-        "containerStatuses": [{"name": "api", "ready": True, "state": {"running": {}}}],
+        "containerStatuses": [container_status(ready=True, state={"running": {}})],
     }

@@ -17,22 +17,21 @@ import urllib3
 from pydantic import BaseModel
 
 from cluster.actuators.probes import ReplicaProbes
-from cluster.actuators.workloads import (
-    ACCELERATOR_LABEL,
-    ROWS_VARIABLE,
-    SELECTOR,
-    SERVER_LABEL,
-    Autoscaler,
-    Deployment,
-    KindList,
-    Pod,
-)
 from cluster.engines import HEARTH, Engine
 from cluster.errors import ActuatorUnusable, ConfigFaulty
 from cluster.replicas import Group, Outcome, Replica, ReplicaState
 
 try:
     from kubernetes import client, config
+
+    from cluster.actuators.workloads import (
+        ACCELERATOR_LABEL,
+        ROWS_VARIABLE,
+        SELECTOR,
+        SERVER_LABEL,
+        Deployment,
+        Pod,
+    )
 except ImportError as error:
     raise ConfigFaulty("Kubernetes' client is missing; pip install 'hearth[cluster]'.") from error
 
@@ -67,18 +66,22 @@ class Calls:
         self._core = client.CoreV1Api(self._client)
         self._autoscaling = client.AutoscalingV2Api(self._client)
 
-    def deployments(self) -> tuple[Deployment, ...]:
+    def deployments(self) -> list[Deployment]:
         call = self._apps.list_namespaced_deployment
-        return self._listed(call, KindList[Deployment], label_selector=SELECTOR)
+        return [Deployment(each) for each in self._labelled(call)]
 
-    def pods(self) -> tuple[Pod, ...]:
-        call = self._core.list_namespaced_pod
-        return self._listed(call, KindList[Pod], label_selector=SELECTOR)
+    def pods(self) -> list[Pod]:
+        return [Pod(each) for each in self._labelled(self._core.list_namespaced_pod)]
 
-    def autoscalers(self) -> tuple[Autoscaler, ...]:
-        """Raises CallRefused if the service account may not list them."""
+    def autoscaler_of(self, deployment: str) -> str | None:
+        """Returns the name of the autoscaler of a Deployment, if it has one. Raises CallRefused if
+        the service account may not list them."""
         call = self._autoscaling.list_namespaced_horizontal_pod_autoscaler
-        return KindList[Autoscaler].model_validate_json(self._call(call, self.namespace)).items
+        for each in self._call(call, self.namespace).items:
+            target = each.spec.scale_target_ref
+            if (target.kind, target.name) == ("Deployment", deployment):
+                return str(each.metadata.name)
+        return None
 
     def patch_scale(self, deployment: Deployment, replicas: int) -> None:
         """Raises CallRefused: 409 if the Deployment has changed since it was read."""
@@ -99,21 +102,18 @@ class Calls:
     def close(self) -> None:
         self._client.close()
 
-    def _listed(
-        self, call: Callable[..., Any], kind: type[KindList[T]], **query: str
-    ) -> tuple[T, ...]:
+    def _labelled(self, call: Callable[..., Any]) -> Sequence[Any]:
+        """Returns the labelled objects that `call` lists. Raises ActuatorUnusable."""
         try:
-            return kind.model_validate_json(self._call(call, self.namespace, **query)).items
+            items: Sequence[Any] = self._call(call, self.namespace, label_selector=SELECTOR).items
+            return items
         except CallRefused as error:
             raise ActuatorUnusable(str(error)) from error
-        except ValueError as error:
-            raise ActuatorUnusable(f"The answer of Kubernetes is not a {kind.__name__}.") from error
 
-    def _call(self, call: Callable[..., Any], *args: object, **query: str) -> bytes:
-        """Returns the body of a 2xx answer. Raises CallRefused and ActuatorUnusable."""
+    def _call(self, call: Callable[..., Any], *args: object, **query: str) -> Any:
+        """Returns the object of a 2xx answer. Raises CallRefused and ActuatorUnusable."""
         try:
-            response = call(*args, **query, _request_timeout=TIMEOUT_S, _preload_content=False)
-            return bytes(response.data)
+            return call(*args, **query, _request_timeout=TIMEOUT_S)
         except client.ApiException as error:
             # 0: the TLS handshake failed.
             if error.status in (0, 401, 429) or error.status >= 500:
@@ -123,6 +123,8 @@ class Calls:
             raise ActuatorUnusable(
                 f"Kubernetes cannot be reached ({error}); see `kubectl cluster-info`."
             ) from error
+        except ValueError as error:
+            raise ActuatorUnusable(f"Kubernetes' answer cannot be read: {error!s:.300}") from error
 
 
 def _configuration() -> client.Configuration:
@@ -142,7 +144,7 @@ def _configuration() -> client.Configuration:
 
 
 def _unchanged(deployment: Deployment) -> dict[str, Any]:
-    return {"metadata": {"resourceVersion": deployment.resource_version}}
+    return {"metadata": {"resourceVersion": deployment.item.metadata.resource_version}}
 
 
 def _refusal(error: client.ApiException) -> CallRefused:
@@ -263,20 +265,19 @@ class Deployments:
 
     def _roll_out(self, deployment: Deployment, user_rows: int, count: int) -> None:
         rows = {"name": ROWS_VARIABLE, "value": str(user_rows)}
-        container = {"name": deployment.containers[0].name, "env": [rows]}
+        container = {"name": deployment.container.name, "env": [rows]}
         template = {"spec": {"containers": [container]}}
         self._calls.patch(deployment, {"replicas": count, "template": template})
         log.info("rolling out %s with %d user rows", deployment.name, user_rows)
 
     def _check_owner(self, deployment: Deployment) -> None:
         """Raises CallRefused if an autoscaler, such as one of KEDA's, would undo the change."""
-        autoscalers = self._allowed("see autoscalers", self._calls.autoscalers) or ()
-        for each in autoscalers:
-            if (each.kind, each.target) == ("Deployment", deployment.name):
-                raise CallRefused(
-                    f"the HorizontalPodAutoscaler {each.name} owns {deployment.name}; "
-                    "delete it (KEDA: its ScaledObject), or leave scaling to it (dry_run: true)"
-                )
+        find = partial(self._calls.autoscaler_of, deployment.name)
+        if autoscaler := self._allowed("see autoscalers", find):
+            raise CallRefused(
+                f"the HorizontalPodAutoscaler {autoscaler} owns {deployment.name}; "
+                "delete it (KEDA: its ScaledObject), or leave scaling to it (dry_run: true)"
+            )
 
     def _choose_victims(self, group: Group, count: int) -> None:
         """Have Kubernetes delete the ready pods with the least work first, if only `count` are to

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.client import V1Pod
 
 from cluster.actuators import deployments
 from cluster.actuators.deployments import MAX_TRIES, Deployments
@@ -21,7 +22,7 @@ from cluster.replicas import Group, Outcome, ReplicaState
 from inference_api.settings import Settings as ApiSettings
 from lab.kit.servers import TIMEOUT_S
 from tests.kubernetes_api import Answer, KubernetesApi, Object, garbage, half, hang, refuse, reset
-from tests.kubernetes_workloads import NO_ROOM, Workloads, labels, name_of
+from tests.kubernetes_workloads import NO_ROOM, Workloads, container_status, labels, name_of
 
 CHAT = Group("chat", "H100", 32)
 CHAT_16 = Group("chat", "H100", 16)
@@ -198,7 +199,7 @@ def test_why_a_container_crashes_is_what_it_said_last(
         "exitCode": 3,
         "message": "x" * 900 + "MODEL=/none: no such folder\n",
     }
-    status = {"name": "api", "state": {"waiting": waiting}, "lastState": {"terminated": ended}}
+    status = container_status(state={"waiting": waiting}, lastState={"terminated": ended})
     pod["status"] = {"phase": "Running", "conditions": [], "containerStatuses": [status]}
     cluster.api.put("pods", pod)
     first, _ = actuator.replicas()
@@ -319,7 +320,7 @@ def test_of_several_deployments_the_one_with_the_rows_is_scaled(
 
 def autoscaler(name: str, deployment: str) -> Object:
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment}
-    return {"metadata": {"name": name}, "spec": {"scaleTargetRef": target}}
+    return {"metadata": {"name": name}, "spec": {"scaleTargetRef": target, "maxReplicas": 9}}
 
 
 def test_a_deployment_has_one_owner(
@@ -492,7 +493,8 @@ def test_rows_that_are_no_number_are_the_default(value: str | None) -> None:
     env = None if value is None else [{"name": "USER_ROWS", "value": value}]
     container = {"name": "api", "env": env}
     metadata = {"name": "p", "labels": labels("chat", "H100")}
-    pod = Pod.model_validate({"metadata": metadata, "spec": {"containers": [container]}})
+    item = {"metadata": metadata, "spec": {"containers": [container]}, "status": {}}
+    pod = Pod(V1Pod.from_dict(item))
     assert pod.group is not None
     assert pod.group.user_rows == (16 if value == "16" else DEFAULT_ROWS)
 
@@ -502,8 +504,8 @@ def test_addresses_are_those_of_the_port_called_http() -> None:
         container = {"name": "api", "ports": list(ports)}
         spec, status = {"containers": [container]}, {"podIP": ip}
         metadata = {"name": "p", "labels": labels("chat", "H100")}
-        pod = Pod.model_validate({"metadata": metadata, "spec": spec, "status": status})
-        return pod.replica(CHAT).url
+        item = V1Pod.from_dict({"metadata": metadata, "spec": spec, "status": status})
+        return Pod(item).replica(CHAT).url
 
     http, other = {"name": "http", "containerPort": 7001}, {"name": "m", "containerPort": 9}
     assert url("10.0.0.1", other, http) == "http://10.0.0.1:7001"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.client import V1Deployment
 from pydantic_settings import BaseSettings
 
 from cluster.actuators import workloads as actuated
@@ -267,7 +268,7 @@ def test_replicas_have_one_owner(overlay: str) -> None:
 @pytest.mark.parametrize("name", ["chat-cpu-core", "chat-h100"])
 def test_the_actuator_knows_the_deployments_for_groups(name: str) -> None:
     workload = every_workload()[name]
-    deployment = actuated.Deployment.model_validate(workload.item)
+    deployment = actuated.Deployment(V1Deployment.from_dict(workload.item))
     accelerator = {"chat-cpu-core": "cpu-core", "chat-h100": "H100"}[name]
     assert deployment.labelled == ("chat", accelerator)
     assert deployment.user_rows == 32

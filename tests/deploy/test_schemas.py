@@ -9,6 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
+from kubernetes.client import V1Deployment
 
 from cluster.actuators import workloads as actuated
 from lab.kit.servers import ROOT, TIMEOUT_S
@@ -83,7 +84,7 @@ def test_the_container_of_another_engine_is_of_its_schema_and_has_rows_and_a_por
     deployment = deepcopy(every_workload()["chat-h100"].item)
     deployment["spec"]["template"]["spec"]["containers"] = [yaml.safe_load(text)]
     assert schema_faults(deployment) == []
-    read = actuated.Deployment.model_validate(deployment)
+    read = actuated.Deployment(V1Deployment.from_dict(deployment))
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert f"--port={read.port}" in container["args"]
     assert "--max-num-seqs=$(USER_ROWS)" in container["args"]
