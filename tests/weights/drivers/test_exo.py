@@ -8,8 +8,7 @@ import pytest
 from tests.weights.drivers.scripted_exo import MODEL, Cluster, served
 from tests.weights.memory_store import MemoryStore
 from weights.drivers import exo as exo_module
-from weights.drivers.exo import ExoDriver
-from weights.drivers.exo_instance import choose_preview, free_bytes_of, runner_state
+from weights.drivers.exo import ExoDriver, choose_preview, free_bytes_of, runner_state
 from weights.drivers.http import Http, HttpRefused
 from weights.drivers.loop import Search, drive
 from weights.errors import EngineUnusable, TrialFailed
