@@ -4,11 +4,11 @@ A stage is not repeated if an earlier run with the same work folder has finished
 """
 
 import logging
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ QUESTION_TEMPERATURE = 1.0
 QUESTIONS_PER_ANSWER = 0.2  # questions requested from the model; most of them are usable
 
 
-Options = Namespace  # `cli` lists them
+Options = SimpleNamespace  # `cli` lists them
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from inference_api.engine.local_runner import LocalRunner
@@ -289,6 +290,10 @@ def test_a_label_that_heads_cannot_name_counts_for_nothing() -> None:
     assert labels[:, 0].tolist() == [0, IGNORED, 1, IGNORED]
 
 
+def exit_status(arguments: list[str]) -> int:
+    return CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code
+
+
 @pytest.mark.slow
 def test_every_stage_runs_and_a_second_run_has_nothing_to_do(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
@@ -297,7 +302,7 @@ def test_every_stage_runs_and_a_second_run_has_nothing_to_do(tmp_path: Path) -> 
     options = ["--model", MODEL, "--prompts", file, "--work", tmp_path / "work"]
     options += ["--output", output, "--answers", "40", "--max-tokens", "24", "--heads", "2"]
     arguments = [str(option) for option in [*options, "--variant", "full", "--steps", "60"]]
-    assert main(arguments) == 0
+    assert exit_status(arguments) == 0
     weights = (output / "medusa_lm_head.safetensors").read_bytes()
     config = json.loads((output / "config.json").read_text())
     assert config["tokenizer_sha256"] == tokenizer_sha256(MODEL)
@@ -305,9 +310,9 @@ def test_every_stage_runs_and_a_second_run_has_nothing_to_do(tmp_path: Path) -> 
     card = (output / "README.md").read_text()
     assert "$" not in card
     assert "| head | top 1 | top 2 | top 4 | top 8 |" in card
-    assert main(arguments) == 0
+    assert exit_status(arguments) == 0
     assert (output / "medusa_lm_head.safetensors").read_bytes() == weights
-    assert main([*arguments, "--seed", "2"]) == 1  # other jobs than the folder's
+    assert exit_status([*arguments, "--seed", "2"]) == 1  # other jobs than the folder's
 
 
 def test_training_goes_on_from_heads_of_an_earlier_state(tmp_path: Path) -> None:
@@ -327,7 +332,8 @@ def test_training_goes_on_from_heads_of_an_earlier_state(tmp_path: Path) -> None
 def test_random_weights_get_no_heads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = tmp_path / "random"
     make_random_model(ModelShape(hidden=64, ffn=128, layers=2, heads=2, kv_heads=2), model)
-    assert main(["--model", str(model), "--work", str(tmp_path / "work"), "--answers", "20"]) == 1
+    work = str(tmp_path / "work")
+    assert exit_status(["--model", str(model), "--work", work, "--answers", "20"]) == 1
     assert "as random weights do" in caplog.text
     assert not (model / "medusa").exists()
 
