@@ -59,7 +59,3 @@ def first_server(urls: Sequence[str], token: str) -> tuple[str, dict[str, int]]:
         f"No server lists its models ({'; '.join(faults)}). Start one with `hearth serve`, or give "
         "--url. A proxy wants a token in HEARTH_TOKEN; `hearth token add agents` makes one."
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -82,7 +82,3 @@ def _row(bundle: Bundle, index: int, bytes_of: dict[str, check.ExpertMemory]) ->
         *["default"] * (member is bundle.default_member),
     ]
     return member.name, *map(str, numbers), ", ".join(notes)
-
-
-if __name__ == "__main__":
-    main(prog_name=sys.argv[0])

@@ -76,7 +76,3 @@ def _summary(model: Path, target: Path, bits: float, weights: Counter[str]) -> s
     total = weights.total()
     shares = ", ".join(f"{100 * n / total:.1f} % {name}" for name, n in weights.most_common())
     return f"{target}: {after} bytes of {before}, {bits:.2f} bits a weight of matrices ({shares})"
-
-
-if __name__ == "__main__":
-    main(prog_name=sys.argv[0])
