@@ -40,7 +40,7 @@ class Service:
         )
         self._controller = Controller(parts, lambda: create_actuator(self._config, self._system))
         self._controller.start()
-        host_names = frozenset({*self._config.allowed_hosts, self._config.host.lower()})
+        host_names = [*self._config.allowed_hosts, self._config.host]
         return create_app(self._controller, self._system, host_names)
 
     def end(self, _server: Any, _worker: Any) -> None:

@@ -126,8 +126,10 @@ def register_page_check(app: Flask, rules: PageRules) -> None:
         return response
 
 
-def answer_refusals(app: Flask) -> None:
-    """Register an error handler for these refusals, for an application without one."""
+def protect(app: Flask, *host_names: str) -> None:
+    """Register the checks, and a handler of refusals, for an application whose routes are for its
+    own pages alone."""
+    register_page_check(app, PageRules(frozenset(map(str.lower, host_names))))
 
     @app.errorhandler(PageRefused)
     def refused(error: PageRefused) -> tuple[Response, int]:

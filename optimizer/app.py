@@ -11,7 +11,7 @@ from common.openapi import Application, add_description
 from common.operations import operation
 from common.stores import RecordStore
 from common.stores.sqlite_store import SqliteRecords
-from common.web_pages import PageRules, answer_refusals, register_page_check
+from common.web_pages import protect
 from optimizer.candidates.replicas import SizingCache
 from optimizer.errors import InvalidRequest, StartupError
 from optimizer.metrics import ReplicaGauges
@@ -35,9 +35,7 @@ def create_app(settings: Settings | None = None) -> Flask:
     registry = CollectorRegistry()
     registry.register(ReplicaGauges(lambda: service.state, settings.namespace))
     app = Flask(__name__, static_folder=None)
-    own_names = frozenset({*settings.allowed_hosts, settings.host.lower()})
-    register_page_check(app, PageRules(own_names))
-    answer_refusals(app)
+    protect(app, *settings.allowed_hosts, settings.host)
     app.register_blueprint(create_blueprint(service, settings))
     add_not_found_pages(app)
 

@@ -8,7 +8,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from common.openapi import Application, add_description
 from common.operations import operation
-from common.web_pages import PageRules, answer_refusals, register_page_check
+from common.web_pages import protect
 from weights.routes import create_blueprint
 from weights.routes.answers import ReferenceAnswer
 from weights.samplers import SAMPLERS
@@ -28,9 +28,7 @@ def create_app(settings: Settings | None = None, store: WeightStore | None = Non
     import_module("scipy.optimize")  # slow, so the first request should not wait for it
     service = create_service(settings, store)
     app = Flask(__name__, static_folder=None)
-    own_names = frozenset({*settings.allowed_hosts, settings.host.lower()})
-    register_page_check(app, PageRules(own_names))
-    answer_refusals(app)
+    protect(app, *settings.allowed_hosts, settings.host)
     app.register_blueprint(create_blueprint(service, settings.max_body_bytes))
     app.register_error_handler(HTTPException, _http_error)
 

@@ -5,7 +5,7 @@ pages of other origins.
 """
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Collection
 from pathlib import Path
 from threading import BoundedSemaphore
 
@@ -31,7 +31,7 @@ from cluster.system import SystemDocument
 from common.errors import Error, error_body
 from common.openapi import Application, add_description
 from common.operations import operation
-from common.web_pages import PageRules, answer_refusals, register_page_check
+from common.web_pages import protect
 
 INVOKE_S = 110.0  # less than gunicorn's own timeout
 MAX_INVOKES = 4  # requests waiting for a cycle; leaves threads for requests answered at once
@@ -83,13 +83,12 @@ class StateJson(TypedDict):
 
 
 def create_app(
-    controller: Controller, system: SystemDocument, host_names: Set[str] = frozenset()
+    controller: Controller, system: SystemDocument, host_names: Collection[str] = ()
 ) -> Flask:
     """`host_names` are the host names allowed in a Host header. IP addresses are always allowed."""
     app = Flask(__name__, static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    register_page_check(app, PageRules(host_names))
-    answer_refusals(app)
+    protect(app, *host_names)
     app.register_error_handler(HTTPException, _http_error)
     _add_page(app)
     _add_probes(app, controller)
