@@ -10,8 +10,7 @@ from inference_api.errors import StartupError
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
-from inference_api.pipeline.ranks import load_rank_settings
-from inference_api.pipeline.splits import layers_of, resolved
+from inference_api.pipeline.ranks import layers_of, load_rank_settings, resolved
 from inference_api.settings import Settings
 from inference_api.watch import telemetry
 

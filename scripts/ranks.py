@@ -15,8 +15,7 @@ from common.connections.sockets import free_port
 from common.fetch import answers_ok
 from common.processes import end_with_parent
 from inference_api.errors import StartupError
-from inference_api.pipeline.ranks import local_rank
-from inference_api.pipeline.splits import resolved
+from inference_api.pipeline.ranks import local_rank, resolved
 from inference_api.settings import Settings
 
 RANK = (sys.executable, "-m", "inference_api.pipeline")

@@ -7,8 +7,7 @@ from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.loaded_model import LoadedModel
 from inference_api.loading.options import EngineOptions
 from inference_api.model_loading import describe_model, loaded, make_drafter
-from inference_api.pipeline.ranks import load_rank_settings
-from inference_api.pipeline.splits import resolved
+from inference_api.pipeline.ranks import load_rank_settings, resolved
 from inference_api.settings import Settings
 from inference_api.text.prompt_encoder import ByteBudget
 

@@ -14,8 +14,8 @@ from inference_api.errors import StartupError
 from inference_api.loading.config import PAGE_TOKENS, LayerRange
 from inference_api.pipeline.messages import BadMessage, Kind, Message, read_step
 from inference_api.pipeline.rank_runners import MakeRunner, runner_in_place_of
+from inference_api.pipeline.ranks import layers_of
 from inference_api.pipeline.ring import LOAD_TIMEOUT_S, Ring
-from inference_api.pipeline.splits import layers_of
 from inference_api.runner import RowStep
 
 logger = logging.getLogger(__name__)

@@ -1,14 +1,20 @@
-"""The rank of this process, from the environment."""
+"""Ranks: which one this process is, from the environment, and the layers of each, in the order of
+the ring."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Literal, TypeAlias
 
 from pydantic import Field, ValidationError
 
 from common.startup import EnvironmentSettings
 from inference_api.errors import StartupError
+from inference_api.loading.config import LayerRange
 
 LOOPBACK = "127.0.0.1"
+
+Split: TypeAlias = tuple[int, ...]  # the number of layers of each rank
 
 
 class RankSettings(EnvironmentSettings):
@@ -45,3 +51,35 @@ def load_rank_settings() -> RankSettings:
             f"SPLIT needs 2 to 256 ranks, but the environment says {found}; start with "
             "`hearth serve`, or as docs/pipeline.md says, or unset SPLIT."
         ) from None
+
+
+def equal_split(num_layers: int, num_ranks: int) -> Split:
+    """Returns equal shares, with the remaining layers on the first ranks. Raises StartupError."""
+    each, more = divmod(num_layers, num_ranks)
+    return checked(tuple(each + (rank < more) for rank in range(num_ranks)), num_layers, num_ranks)
+
+
+def resolved(requested: Split | Literal["auto"], num_layers: int, num_ranks: int) -> Split:
+    """Returns the split that was asked for, or equal shares for `auto`. Raises StartupError."""
+    if requested == "auto":
+        return equal_split(num_layers, num_ranks)
+    return checked(requested, num_layers, num_ranks)
+
+
+def checked(split: Split, num_layers: int, num_ranks: int) -> Split:
+    """Returns the split. Raises StartupError unless it has all layers, and one or more per rank."""
+    shown = f"SPLIT={','.join(map(str, split))}"
+    if len(split) != num_ranks:
+        fault = f"{shown} is for {len(split)} ranks, but {num_ranks} were started"
+    elif sum(split) != num_layers:
+        fault = f"{shown} has {sum(split)} layers, but the model has {num_layers}"
+    elif min(split) < 1:
+        fault = f"{shown} leaves a rank without layers; start fewer ranks"
+    else:
+        return split
+    raise StartupError(f"{fault}; set as many numbers as ranks, with the model's sum, or auto.")
+
+
+def layers_of(split: Sequence[int], rank: int) -> LayerRange:
+    end = list(accumulate(split))[rank]
+    return LayerRange(end - split[rank], end)

@@ -11,7 +11,7 @@ from common.errors import Error
 from common.operations import operation
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.errors import InvalidRequest, StartupError
-from inference_api.pipeline.splits import checked
+from inference_api.pipeline.ranks import checked
 from inference_api.settings.server import MAX_RANKS, MIN_RANKS
 from inference_api.web.caller import read_strictly
 from inference_api.web.fields import MAX_INTEGER, Body

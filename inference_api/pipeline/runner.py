@@ -14,9 +14,9 @@ from contextlib import closing, suppress
 from inference_api.pipeline.messages import PLACED_PAGES, BadMessage, Kind, Message
 from inference_api.pipeline.pauses import Pauses
 from inference_api.pipeline.rank_runners import MakeRunner, runner_in_place_of
+from inference_api.pipeline.ranks import Split, checked, layers_of
 from inference_api.pipeline.ring import LOAD_TIMEOUT_S, Ring, RingBroken
 from inference_api.pipeline.ring_decoder import Rounds, decode_by
-from inference_api.pipeline.splits import Split, checked, layers_of
 from inference_api.request import SamplingParams
 from inference_api.runner import (
     DraftHeads,

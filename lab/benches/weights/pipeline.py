@@ -13,7 +13,7 @@ from heapq import nlargest
 from pathlib import Path
 
 from benchmarking.machine import describe_machine
-from inference_api.pipeline.splits import equal_split
+from inference_api.pipeline.ranks import equal_split
 from lab.demo.split.engine import Load, PipelineEngine
 from lab.demo.split.tune import (
     COMPARISONS,

@@ -18,10 +18,9 @@ from inference_api.loading.checkpoint import load_config
 from inference_api.loading.options import EngineOptions
 from inference_api.pipeline.rank_runners import part_runners
 from inference_api.pipeline.rank_worker import RankWorker
-from inference_api.pipeline.ranks import load_rank_settings
+from inference_api.pipeline.ranks import equal_split, load_rank_settings
 from inference_api.pipeline.ring import Ring
 from inference_api.pipeline.runner import PipelineRunner
-from inference_api.pipeline.splits import equal_split
 
 CONTEXT_TOKENS = 64
 SILENCE_S = 3600.0  # longest wait for a job

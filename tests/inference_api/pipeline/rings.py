@@ -9,10 +9,9 @@ from inference_api.loading.checkpoint import load_config
 from inference_api.loading.options import EngineOptions
 from inference_api.pipeline.rank_runners import MakeRunner, part_runners
 from inference_api.pipeline.rank_worker import RankWorker
-from inference_api.pipeline.ranks import RankSettings
+from inference_api.pipeline.ranks import RankSettings, Split
 from inference_api.pipeline.ring import Ring
 from inference_api.pipeline.runner import PipelineRunner
-from inference_api.pipeline.splits import Split
 from inference_api.settings import ModelSettings
 from lab.kit.servers import TIMEOUT_S
 from tests.ports import free_port

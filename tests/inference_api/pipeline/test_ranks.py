@@ -9,10 +9,15 @@ from inference_api.errors import StartupError
 from inference_api.loading.options import EngineOptions
 from inference_api.pipeline.rank_runners import part_runners
 from inference_api.pipeline.rank_worker import RankWorker
-from inference_api.pipeline.ranks import RankSettings, load_rank_settings, local_rank
+from inference_api.pipeline.ranks import (
+    RankSettings,
+    equal_split,
+    load_rank_settings,
+    local_rank,
+    resolved,
+)
 from inference_api.pipeline.ring import Ring, RingBroken
 from inference_api.pipeline.runner import PipelineRunner
-from inference_api.pipeline.splits import equal_split, resolved
 from inference_api.preflight import check_start
 from inference_api.runner import RowStep, place_own_pages
 from inference_api.settings import Settings

@@ -6,8 +6,8 @@ from functools import cache, partial
 
 import pytest
 
+from inference_api.pipeline.ranks import Split
 from inference_api.pipeline.runner import PipelineRunner
-from inference_api.pipeline.splits import Split
 from inference_api.request import GenerationRequest, SamplingParams
 from tests.inference_api.pipeline.rings import make_pipeline
 from tests.inference_api.speculation.decoding import GREEDY, Answer, Decoding, Model, request_of
