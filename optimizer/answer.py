@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from typing_extensions import TypedDict
 
+from common.wire import WireDict
 from optimizer.candidates.allocation import value_of
-from optimizer.inferno_json import JsonObject
 from optimizer.solver import SolverChoice
 from optimizer.spec import AllocationData, AllocationJson, AllocationPart, ServerSpec
 
@@ -23,7 +23,7 @@ _EXTENSIONS = {"utilization", "power_watts"}
 _NOT_THE_REFERENCES = dict.fromkeys(_EXTENSIONS, True) | {"parts": {"__all__": _EXTENSIONS}}
 
 
-class Details(JsonObject):
+class Details(WireDict):
     value: float
     utilization: float
     cards: int
@@ -39,7 +39,7 @@ class Details(JsonObject):
     energyWhPerRequest: float
 
 
-class Shape(JsonObject):
+class Shape(WireDict):
     accelerator: str
     numReplicas: int
 
@@ -47,19 +47,19 @@ class Shape(JsonObject):
 _From = TypedDict("_From", {"from": Shape})
 
 
-class ChangeAnswer(_From, JsonObject):
+class ChangeAnswer(_From, WireDict):
     to: Shape
     costDifference: float
 
 
-class TypeUse(JsonObject):
+class TypeUse(WireDict):
     type: str
     count: int
     limit: int
     cost: float
 
 
-class Summary(JsonObject):
+class Summary(WireDict):
     solver: str
     notes: list[str]
     gap: float | None
@@ -68,7 +68,7 @@ class Summary(JsonObject):
     allocationByType: list[TypeUse]
 
 
-class Solution(JsonObject):
+class Solution(WireDict):
     """The JSON of a solve. Mappings have servers as keys. `loadFaults` describes unusable loads and
     what was done instead."""
 

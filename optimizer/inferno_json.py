@@ -17,10 +17,8 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     model_validator,
-    with_config,
 )
 from pydantic.alias_generators import to_camel
-from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 from common.faults import MAX_FAULTS, MAX_SHOWN, message_of, path_of
 from optimizer.errors import Fault, InvalidRequest
@@ -82,15 +80,6 @@ class Body(BaseModel):
     def dump(self) -> dict[str, Any]:
         """Returns plain JSON values, without extensions that were not given."""
         return self.model_dump(exclude_none=True)
-
-
-closed = with_config(extra="forbid")
-"""Decorates a typed dictionary, so that pydantic describes it as having no other keys."""
-
-
-@closed
-class JsonObject(TypedDict):
-    """Base class of answers that are not a `Body`. Only the type checker checks them."""
 
 
 BodyT = TypeVar("BodyT", bound=Body)

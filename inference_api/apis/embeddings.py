@@ -9,6 +9,7 @@ from flask import Blueprint, Response
 from pydantic import Field
 
 from common.operations import operation
+from common.wire import WireDict
 from inference_api.apis.answering import Answering, encoded
 from inference_api.apis.openai import bodies
 from inference_api.apis.openai.field_kinds import UNSERVED_OF_EMBEDDINGS
@@ -21,7 +22,6 @@ from inference_api.web.caller import read
 from inference_api.web.errors import ROW_REFUSALS
 from inference_api.web.fields import MAX_INTEGER, Unserved
 from inference_api.web.sampling import Salt
-from inference_api.web.wire import WireDict
 
 MAX_INPUTS = 2048  # OpenAI's
 MAX_NUMBERS = 2**21  # in an answer as JSON numbers, which take ten times the bytes of base64

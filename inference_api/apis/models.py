@@ -9,11 +9,11 @@ from flask import Blueprint, Response, jsonify, request
 
 from common.errors import VERSION_HEADER, Error, MessagesError
 from common.operations import operation
+from common.wire import WireDict
 from inference_api.bundle.cards import ExpertCard, expert_card
 from inference_api.bundle.residents import bundle_of
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.settings.bundle_file import ROUTED
-from inference_api.web.wire import WireDict
 
 BY_VERSION = {VERSION_HEADER: {"type": "string", "description": "Asks for Anthropic's form."}}
 

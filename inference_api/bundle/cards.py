@@ -4,11 +4,11 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
+from common.wire import WireDict
 from inference_api.bundle.members import MemberSnapshot, MemberState
 from inference_api.bundle.residents import bundle_of
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.settings.bundle_file import BundleMember
-from inference_api.web.wire import WireDict
 
 Status = Literal["unloaded", "loading", "loaded"]
 STATUS: Mapping[MemberState, Status] = {  # llama.cpp's names

@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 from pydantic import GetPydanticSchema
 
+from common.wire import WireDict
 from optimizer.answer import shortest
 from optimizer.catalogue.calibration import LeftOut, PairFit, shipped_calibration
 from optimizer.catalogue.facts import AcceleratorFacts, ModelFacts, shipped_facts
 from optimizer.catalogue.roofline import IN_MS, PARTS
-from optimizer.inferno_json import JsonObject
 
 Json = dict[str, Any]
 ModelJson = Annotated[Json, GetPydanticSchema(lambda _, describe: describe(ModelFacts))]
@@ -17,7 +17,7 @@ LeftOutJson = Annotated[Json, GetPydanticSchema(lambda _, describe: describe(Lef
 PairFitJson = Annotated[Json, GetPydanticSchema(lambda _, describe: describe(PairFit))]
 
 
-class CataloguePart(JsonObject):
+class CataloguePart(WireDict):
     """One part of the time: a factor on the datasheet's (`times`), or `ms` without one."""
 
     part: str
@@ -25,7 +25,7 @@ class CataloguePart(JsonObject):
     ms: float | None
 
 
-class CalibrationAnswer(JsonObject):
+class CalibrationAnswer(WireDict):
     parts: list[CataloguePart]
     denseError: float
     expertsError: float
@@ -33,7 +33,7 @@ class CalibrationAnswer(JsonObject):
     fitted: list[PairFitJson]
 
 
-class CatalogueAnswer(JsonObject):
+class CatalogueAnswer(WireDict):
     models: list[ModelJson]
     accelerators: list[AcceleratorJson]
     calibration: CalibrationAnswer

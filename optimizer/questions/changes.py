@@ -6,11 +6,11 @@ Pure, except for the sizing cache: any thread.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from common.wire import WireDict
 from optimizer.answer import shortest
 from optimizer.candidates.replicas import SizingCache
 from optimizer.catalogue.facts import Precision
 from optimizer.catalogue.options import CardMarket, RequestDemand, options
-from optimizer.inferno_json import JsonObject
 from optimizer.questions.sized import Sized, cheapest
 
 BUSIER = 2.0
@@ -22,7 +22,7 @@ BINDS = {
 }
 
 
-class Change(JsonObject):
+class Change(WireDict):
     """A change, with the option that would then be cheapest; null if there is none."""
 
     what: str

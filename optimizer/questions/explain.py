@@ -10,12 +10,12 @@ from typing import NotRequired
 
 import numpy as np
 
+from common.wire import WireDict
 from optimizer.answer import shortest
 from optimizer.candidates.allocation import offers
 from optimizer.candidates.eligibility import Eligible, Refusal, eligible
 from optimizer.candidates.pairs import OptionTable, workload_row
 from optimizer.candidates.replicas import ReplicaTable, RequestTable, SizingCache
-from optimizer.inferno_json import JsonObject
 from optimizer.questions.queries import MaxRates, max_rates
 from optimizer.solver import Candidate
 from optimizer.spec import AllocationJson, ModelTargetJson, ServerSpec
@@ -24,7 +24,7 @@ from optimizer.system import System, in_order, lookup
 TOO_FEW = "replicas: maxNumReplicas is below what it needs"
 
 
-class Refused(JsonObject):
+class Refused(WireDict):
     code: str
     message: str
     bound: NotRequired[float]
@@ -32,7 +32,7 @@ class Refused(JsonObject):
     overBy: NotRequired[float]
 
 
-class Shortage(JsonObject):
+class Shortage(WireDict):
     """A lack of cards: the number that a candidate needs, and how many of `count` are left."""
 
     type: str
@@ -42,7 +42,7 @@ class Shortage(JsonObject):
     message: str
 
 
-class Verdict(JsonObject):
+class Verdict(WireDict):
     """Whether an accelerator suits a server. Only candidates that could be sized have figures."""
 
     feasible: bool
@@ -58,7 +58,7 @@ class Verdict(JsonObject):
     maxRPM: NotRequired[float]
 
 
-class Rates(JsonObject):
+class Rates(WireDict):
     maxRateFor: NotRequired[MaxRates]
 
 
@@ -69,7 +69,7 @@ class CandidateAnswer(Verdict, Rates):
     shortage: Shortage | None
 
 
-class Explanation(JsonObject):
+class Explanation(WireDict):
     server: str
     currentAlloc: AllocationJson
     desiredAlloc: AllocationJson

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from common.wire import WireDict
 from optimizer.answer import shortest
 from optimizer.candidates.replicas import SizingCache
 from optimizer.catalogue.calibration import shipped_calibration
@@ -16,7 +17,7 @@ from optimizer.catalogue.facts import AnyPrecision, Facts, Precision, shipped_fa
 from optimizer.catalogue.options import CARDS_PER_REPLICA, CardMarket, RequestDemand, options
 from optimizer.catalogue.speeds import Kind
 from optimizer.errors import Fault, InvalidRequest
-from optimizer.inferno_json import Body, JsonObject
+from optimizer.inferno_json import Body
 from optimizer.measured import MeanTokens
 from optimizer.questions.changes import Change, changes
 from optimizer.questions.sized import Bind, Bounds, Sized, Unfit, sized_in_turn, with_bounds
@@ -48,14 +49,14 @@ class HowManyQuery(Body):
     measured: Annotated[list[PerfData], Field(max_length=100)] = Field(default_factory=list)
 
 
-class Range(JsonObject):
+class Range(WireDict):
     """95 % bounds. `high` is null if slower cards could not meet the levels at all."""
 
     low: float
     high: float | None
 
 
-class Memory(JsonObject):
+class Memory(WireDict):
     """Memory of one replica, in bytes."""
 
     weights: float
@@ -63,7 +64,7 @@ class Memory(JsonObject):
     usable: float
 
 
-class SpeedOrigin(JsonObject):
+class SpeedOrigin(WireDict):
     """The origin of a speed. `error` is a relative standard error; `points` counts the measurements
     it is fitted to; `promptsEstimated` says that no prompts were measured."""
 
@@ -75,7 +76,7 @@ class SpeedOrigin(JsonObject):
     sources: list[str]
 
 
-class Choice(JsonObject):
+class Choice(WireDict):
     """An accelerator with its replicas. `maxRPM` is a replica's highest rate within the levels;
     `binds` is the level that limits it."""
 
@@ -100,12 +101,12 @@ class Choice(JsonObject):
     speed: SpeedOrigin
 
 
-class NotChosen(JsonObject):
+class NotChosen(WireDict):
     accelerator: str
     reason: str
 
 
-class Nearest(JsonObject):
+class Nearest(WireDict):
     """The levels that an idle replica can meet, if those requested cannot be met."""
 
     accelerator: str
@@ -113,7 +114,7 @@ class Nearest(JsonObject):
     itlAverage: float
 
 
-class HowMany(JsonObject):
+class HowMany(WireDict):
     """`choices` has one entry for each accelerator that meets the levels, cheapest first."""
 
     model: str

@@ -12,8 +12,8 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
+from common.wire import WireDict
 from optimizer.answer import shortest
-from optimizer.inferno_json import JsonObject
 from optimizer.spec import DEFAULT_CLASS, LOWEST_PRIORITY, ServerSpec
 from optimizer.system import System
 
@@ -21,12 +21,12 @@ Action = Literal["scale-up", "scale-down", "blocked"]
 _From = TypedDict("_From", {"from": int})
 
 
-class CardCount(JsonObject):
+class CardCount(WireDict):
     type: str
     count: int
 
 
-class Step(_From, JsonObject):
+class Step(_From, WireDict):
     action: Action
     server: str
     accelerator: str
@@ -40,7 +40,7 @@ class StepAnswer(Step):
     order: int
 
 
-class PlanAnswer(JsonObject):
+class PlanAnswer(WireDict):
     steps: list[StepAnswer]
     blocked: int
     disruptive: int

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
+from common.wire import WireDict
 from optimizer.answer import shortest
 from optimizer.candidates.replicas import (
     DEFAULT_QUEUE,
@@ -17,7 +18,7 @@ from optimizer.candidates.replicas import (
     Speeds,
 )
 from optimizer.errors import Fault, InvalidRequest
-from optimizer.inferno_json import Body, JsonObject, closed
+from optimizer.inferno_json import Body
 from optimizer.measured import MeanTokens, Spread
 from optimizer.model.queueing import MAX_BATCH, Performance
 from optimizer.model.sizing import Sizing
@@ -146,12 +147,14 @@ class SizeQuery(ReplicaQuery):
     slo_tps: Level = Field(default=0.0, alias="slo-tps")
 
 
-MaxRates = TypedDict("MaxRates", {"slo-ttft": float, "slo-itl": float, "slo-tps": float})
-"""Requests per minute that one replica takes under each target alone."""
-closed(MaxRates)
+_Rates = TypedDict("_Rates", {"slo-ttft": float, "slo-itl": float, "slo-tps": float})
 
 
-class Measures(JsonObject):
+class MaxRates(_Rates, WireDict):
+    """Requests per minute that one replica takes under each target alone."""
+
+
+class Measures(WireDict):
     throughput: float
     dropFraction: float
     itlAverage: float
@@ -160,12 +163,12 @@ class Measures(JsonObject):
     utilization: float
 
 
-class Bounds(JsonObject):
+class Bounds(WireDict):
     low: float
     high: float
 
 
-class Interval(JsonObject):
+class Interval(WireDict):
     """95 % bounds, from the standard errors of the parameters and of the simulation."""
 
     itlAverage: Bounds
@@ -173,7 +176,7 @@ class Interval(JsonObject):
     throughput: Bounds
 
 
-class OfPriority(JsonObject):
+class OfPriority(WireDict):
     priority: int
     ttftAverage: float
 
@@ -192,12 +195,12 @@ class Analyzed(Measures):
     byPriority: list[OfPriority]
 
 
-class Idle(JsonObject):
+class Idle(WireDict):
     ttftAverage: float
     itlAverage: float
 
 
-class NotSized(JsonObject):
+class NotSized(WireDict):
     feasible: Literal[False]
     maxRateFor: MaxRates
     idle: Idle

@@ -20,8 +20,8 @@ import numpy as np
 
 from common.files import read_bounded
 from common.numerics import FloatArray
+from common.wire import WireDict
 from optimizer.errors import Fault, InvalidRequest
-from optimizer.inferno_json import JsonObject
 from optimizer.questions.how_many import MOST_TOKENS
 
 MOST_BYTES = 64 * 2**20
@@ -36,7 +36,7 @@ ALLOWED_S = f"seconds from {-MOST_S:g} to {MOST_S:g}, or a date and time"
 ALLOWED_TOKENS = f"a whole number from 0 to {MOST_TOKENS}"
 
 
-class Peak(JsonObject):
+class Peak(WireDict):
     """A window with the most requests or tokens, as `of` says: its start in s and mean request."""
 
     of: list[str]

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, GetPydanticSchema, model_validator
 
+from common.wire import WireDict
 from optimizer.answer import shortest
 from optimizer.candidates.curves import scaled
-from optimizer.inferno_json import Body, JsonObject
+from optimizer.inferno_json import Body
 from optimizer.measured import MeanTokens
 from optimizer.model.tuning import LARGEST_FACTOR, MAX_VARIANCE, SpeedTuner
 from optimizer.questions.queries import PER_MINUTE, AnalyzeQuery, ReplicaQuery
@@ -75,7 +76,7 @@ class TuneQuery(ReplicaQuery):
 StateJson = Annotated[dict[str, Any], GetPydanticSchema(lambda _, describe: describe(State))]
 
 
-class FactorsNow(JsonObject):
+class FactorsNow(WireDict):
     """Factors on the parameters' times, with relative errors."""
 
     decode: float
@@ -84,7 +85,7 @@ class FactorsNow(JsonObject):
     prefillError: float
 
 
-class Tuned(JsonObject):
+class Tuned(WireDict):
     """`accepted` has an entry per observation. Parameters are the given ones times `factors`."""
 
     factors: FactorsNow

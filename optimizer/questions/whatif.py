@@ -8,8 +8,9 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
+from common.wire import WireDict
 from optimizer.answer import Summary
-from optimizer.inferno_json import Body, JsonObject
+from optimizer.inferno_json import Body
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.spec import OptimizerSpec, ServerSpec, SystemSpec, Text
 from optimizer.system import System, lookup
@@ -36,7 +37,7 @@ class WhatIfQuery(Body):
     system: SystemSpec | None = None  # absent = the system of the process
 
 
-class ServerChoice(JsonObject):
+class ServerChoice(WireDict):
     accelerator: str
     numReplicas: int
     saturated: bool
@@ -50,7 +51,7 @@ class SweepRow(Summary):
     servers: dict[str, ServerChoice]
 
 
-class Sweep(JsonObject):
+class Sweep(WireDict):
     sweep: Swept
     target: str | None
     rows: list[SweepRow]

@@ -9,17 +9,18 @@ from urllib.parse import unquote
 
 from flask import Response, request
 
-from optimizer.inferno_json import Body, BodyT, JsonObject, encode
+from common.wire import WireDict
+from optimizer.inferno_json import Body, BodyT, encode
 
 NO_ROUTE = "text/plain"  # for a path with one name instead of two
 
 
-class FaultAnswer(JsonObject):
+class FaultAnswer(WireDict):
     path: str
     message: str
 
 
-class Problem(JsonObject):
+class Problem(WireDict):
     """An error of the optimizer; `faults` come with status 400."""
 
     message: str

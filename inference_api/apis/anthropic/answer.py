@@ -8,11 +8,11 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from common.errors import messages_error
+from common.wire import WireDict
 from inference_api.apis.chat import ChatAnswer
 from inference_api.apis.events import named_event
 from inference_api.errors import HearthError
 from inference_api.tools.parts import AnswerPart, PartDelta, PartEnd, PartEvent, PartStart, parts_of
-from inference_api.web.wire import WireDict
 
 Json = dict[str, Any]
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]

@@ -4,8 +4,8 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from common.wire import WireDict
 from inference_api.request import FinishReason
-from inference_api.web.wire import WireDict
 
 
 class PromptTokensDetails(WireDict):

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, NotRequired
 
+from common.wire import WireDict
 from inference_api.apis.chat import ChatAnswer
 from inference_api.apis.events import named_event
 from inference_api.apis.responses.body import ResponsesBody
 from inference_api.apis.responses.tools import CalledTool, object_of
 from inference_api.errors import HearthError
 from inference_api.tools.parts import AnswerPart, PartDelta, PartEnd, PartEvent, PartStart, parts_of
-from inference_api.web.wire import WireDict
 
 Json = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
