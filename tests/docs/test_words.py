@@ -25,6 +25,7 @@ PACKAGES = (
 )
 MOST_LINES, MOST_FILES = 400, 22  # of a file, of a folder
 NO_SENTENCE = re.compile(r"(of|that|those|by|whose|whoever)\b", re.IGNORECASE)
+IN_COMMENT = re.compile(rf"#[# ]*{NO_SENTENCE.pattern}", re.IGNORECASE)
 
 # One for each package on purpose: its settings, its refusal to start, its bodies.
 SHARED = {"Settings", "Server", "StartupError", "Body"}
@@ -32,9 +33,10 @@ SHARED_NAMES = 53  # names of public classes in several modules: rename one, and
 
 
 def openings(source: str) -> Iterator[tuple[int, str]]:
-    """Yields (line, text) of each docstring and of each comment, where it begins."""
-    last_line = 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    """Yields (line, text) of each docstring and of each comment, where it begins; of comments only
+    where one may be no sentence: tokens take seconds."""
+    last_line, lines = 0, io.StringIO(source if IN_COMMENT.search(source) else "")
+    for token in tokenize.generate_tokens(lines.readline):
         line = token.start[0]
         if token.type == tokenize.COMMENT:
             is_own_line = token.line.lstrip().startswith("#")

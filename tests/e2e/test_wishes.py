@@ -22,6 +22,7 @@ from tests.followed_pages import DOCS, Reader, blocks, served_by
 
 WISHES = DOCS / "wishes"
 OWN_MODEL, TEAM = WISHES / "own-model.md", WISHES / "team.md"
+HOW_MANY = WISHES / "how-many-gpus.md"
 LIMITS = ("POLICY_FILE=policy.yaml", "REVOKED_TOKENS_FILE=revoked.txt")
 
 
@@ -90,18 +91,19 @@ def test_a_team_has_tokens_and_limits(reader: Reader) -> None:
 
 def test_the_readme_is_followed(reader: Reader, stack: Stack, model_api: ServedApi) -> None:
     own = replace(reader, addresses={"http://127.0.0.1:7000": model_api.url})
-    answer, token, plan = own.follow(ROOT / "README.md")
+    pages = own.follow(ROOT / "README.md")
+    answer, token = (next(pages) for _ in range(2))
     assert "Paris is a city in France" in answer.replace("\n", " ")
     bearer = {"Authorization": f"Bearer {token.strip()}"}
     assert (
         requests.get(f"{stack.proxy}/v1/models", headers=bearer, timeout=TIMEOUT_S).status_code
         == 200
     )
-    assert plan.startswith("llama-3.1-8b in ")
+    assert blocks(ROOT / "README.md")[-1] == blocks(HOW_MANY)[0], "it is followed below"
 
 
 def test_accelerators_are_counted_before_anything_runs(tmp_path: Path) -> None:
-    (answer,) = Reader(tmp_path, {}).follow(WISHES / "how-many-gpus.md")
+    (answer,) = Reader(tmp_path, {}).follow(HOW_MANY)
     assert answer.startswith("llama-3.1-8b in ")
     assert "What would change it" in answer
 
