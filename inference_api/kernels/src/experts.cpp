@@ -96,26 +96,15 @@ void Experts::run_part(Workers& workers, const HearthModel& model, const HearthL
   grow(latents_, num_tokens * latent);
   workers.multiply(linear_call(model, layer.latent_down, normed_.data(), num_tokens, Finish::kStore,
                                1.0f, latents_.data()));
-  prepare_latents(workers, model, latent, num_tokens);
+  workers.prepare(bits(model), latents_.data(), latent, num_tokens, normed_);
   gather(workers, num_rows, row_bytes(model, latent));
   std::fill_n(latents_.data(), num_tokens * latent, 0.0f);
   describe(model, layer, 1.0f, latents_.data());
   workers.multiply(ups_);
   workers.multiply_in_order(downs_);
-  prepare_latents(workers, model, latent, num_tokens);
+  workers.prepare(bits(model), latents_.data(), latent, num_tokens, normed_);
   workers.multiply(linear_call(model, layer.latent_up, normed_.data(), num_tokens, Finish::kAdd,
                                model.residual_multiplier, out));
-}
-
-// Writes latents_ to normed_ in the form that products take.
-void Experts::prepare_latents(Workers& workers, const HearthModel& model, int64_t size,
-                              int64_t num_tokens) {
-  const int64_t row = row_bytes(model, size);
-  grow(normed_, num_tokens * row);
-  workers.each_row(num_tokens, [&](int64_t token) {
-    workers.kernels.prepare_row(bits(model), latents_.data() + token * size, size / kGroup,
-                                normed_.data() + token * row);
-  });
 }
 
 void Experts::choose(Workers& workers, const HearthModel& model, const HearthLayer& layer,

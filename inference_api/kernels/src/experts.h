@@ -31,8 +31,6 @@ class Experts {
   void sort(const HearthModel& model, int64_t num_tokens);
   void gather(Workers& workers, int64_t num_rows, int64_t row);
   void describe(const HearthModel& model, const HearthLayer& layer, float factor, float* out);
-  void prepare_latents(Workers& workers, const HearthModel& model, int64_t size,
-                       int64_t num_tokens);
 
   std::vector<float> floats_;        // [tokens][hidden]: the norm, for the router
   std::vector<char> normed_;         // [tokens][… / kGroup]: the same, or latents_, for the experts

@@ -2,6 +2,7 @@
 
 #include "activation.h"
 #include "largest.h"
+#include "model_calls.h"
 #include "soften.h"
 
 namespace hearth {
@@ -11,36 +12,13 @@ float silu(float x) { return activated<Scalar>(Activation::kSilu, x); }
 
 }  // namespace
 
-void Guess::multiply(Workers& workers, const HearthLinear& linear, const float* x, int64_t num_rows,
-                     float* out) {
-  const auto bits = static_cast<Bits>(linear.bits);
-  const int64_t num_groups = linear.inputs / kGroup;
-  const int64_t row_bytes = num_groups * group_bytes(bits);
-  prepared_.resize(static_cast<size_t>(num_rows * row_bytes));
-  workers.each_row(num_rows, [&](int64_t row) {
-    workers.kernels.prepare_row(bits, x + row * linear.inputs, num_groups,
-                                prepared_.data() + row * row_bytes);
-  });
-  LinearCall call = {bits};
-  call.blocks = linear.packed;
-  call.bias = linear.bias;
-  call.num_outputs = linear.outputs;
-  call.num_groups = num_groups;
-  call.rows = prepared_.data();
-  call.num_rows = num_rows;
-  call.factor = 1.0f;
-  call.out = out;
-  call.out_stride = linear.outputs;
-  workers.multiply(call);
-}
-
 void Guess::run(Workers& workers, const HearthHeads& heads, const float* hidden, int64_t num_rows,
                 int64_t* tokens, float* probabilities) {
   const int64_t width = heads.first.inputs;
   const int64_t num_states = heads.num_heads * num_rows;
   states_.resize(static_cast<size_t>(num_states * width));
   inner_.resize(static_cast<size_t>(num_states * width));
-  multiply(workers, heads.first, hidden, num_rows, inner_.data());
+  multiply_floats(workers, heads.first, hidden, num_rows, prepared_, inner_.data());
   workers.each_row(num_states, [&](int64_t state) {
     const int64_t head = state / num_rows;
     const int64_t row = state % num_rows;
@@ -51,7 +29,7 @@ void Guess::run(Workers& workers, const HearthHeads& heads, const float* hidden,
   });
   for (int64_t later = 0; later < heads.num_later; ++later) {
     float* const states = states_.data() + later % heads.num_heads * num_rows * width;
-    multiply(workers, heads.later[later], states, num_rows, inner_.data());
+    multiply_floats(workers, heads.later[later], states, num_rows, prepared_, inner_.data());
     for (int64_t i = 0; i < num_rows * width; ++i) {
       states[i] += silu(inner_[static_cast<size_t>(i)]);
     }
@@ -62,8 +40,8 @@ void Guess::run(Workers& workers, const HearthHeads& heads, const float* hidden,
   const int64_t rows_each = num_states / heads.num_outputs;
   for (int64_t output = 0; output < heads.num_outputs; ++output) {
     const int64_t first = output * rows_each;
-    multiply(workers, heads.outputs[output], states_.data() + first * width, rows_each,
-             logits_.data() + first * vocab);
+    multiply_floats(workers, heads.outputs[output], states_.data() + first * width, rows_each,
+                    prepared_, logits_.data() + first * vocab);
   }
   workers.each_row(num_states, [&](int64_t state) {
     const int64_t place = (state % num_rows * heads.num_heads + state / num_rows) * heads.num_ranks;

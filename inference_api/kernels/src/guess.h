@@ -18,9 +18,6 @@ class Guess {
            int64_t* tokens, float* probabilities);
 
  private:
-  void multiply(Workers& workers, const HearthLinear& linear, const float* x, int64_t num_rows,
-                float* out);
-
   std::vector<float> states_;   // [heads][rows][hidden]
   std::vector<float> inner_;    // [rows][heads * hidden], or one head's [rows][hidden]
   std::vector<float> logits_;   // [heads][rows][tokens]

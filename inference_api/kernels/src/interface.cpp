@@ -8,6 +8,7 @@
 #include "draw.h"
 #include "guess.h"
 #include "kernels.h"
+#include "model_calls.h"
 #include "processor.h"
 #include "step.h"
 #include "unpack.h"
@@ -128,26 +129,8 @@ void hearth_unpack(int bits, const void* packed, int64_t outputs, int64_t inputs
 
 int hearth_linear(HearthContext* context, int bits, const void* packed, const float* bias,
                   const float* x, int64_t rows, int64_t outputs, int64_t inputs, float* out) try {
-  const int64_t num_groups = inputs / kGroup;
-  const auto form = static_cast<Bits>(bits);
-  const int64_t row_bytes = num_groups * hearth::group_bytes(form);
-  std::vector<char>& activations = context->activations;
-  activations.resize(static_cast<size_t>(rows * row_bytes));
-  context->workers.each_row(rows, [&](int64_t row) {
-    context->workers.kernels.prepare_row(form, x + row * inputs, num_groups,
-                                         activations.data() + row * row_bytes);
-  });
-  hearth::LinearCall call = {form};
-  call.blocks = packed;
-  call.bias = bias;
-  call.num_outputs = outputs;
-  call.num_groups = num_groups;
-  call.rows = activations.data();
-  call.num_rows = rows;
-  call.factor = 1.0f;
-  call.out = out;
-  call.out_stride = outputs;
-  context->workers.multiply(call);
+  hearth::multiply_floats(context->workers, {packed, bias, outputs, inputs, bits}, x, rows,
+                          context->activations, out);
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;

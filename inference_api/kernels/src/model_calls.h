@@ -3,6 +3,7 @@
 
 #include "interface.h"
 #include "kernels.h"
+#include "workers.h"
 
 namespace hearth {
 namespace {
@@ -33,6 +34,23 @@ inline HearthLinear one_of(const HearthLinear& stack, int64_t count, int64_t ind
   return {static_cast<const char*>(stack.packed) + index * bytes,
           stack.bias == nullptr ? nullptr : stack.bias + index * outputs, outputs, stack.inputs,
           stack.bits};
+}
+
+// Multiplies rows of floats, which `prepared` keeps in the form that products take.
+inline void multiply_floats(Workers& workers, const HearthLinear& linear, const float* x,
+                            int64_t num_rows, std::vector<char>& prepared, float* out) {
+  LinearCall call = {static_cast<Bits>(linear.bits)};
+  workers.prepare(call.bits, x, linear.inputs, num_rows, prepared);
+  call.blocks = linear.packed;
+  call.bias = linear.bias;
+  call.num_outputs = linear.outputs;
+  call.num_groups = linear.inputs / kGroup;
+  call.rows = prepared.data();
+  call.num_rows = num_rows;
+  call.factor = 1.0f;
+  call.out = out;
+  call.out_stride = linear.outputs;
+  workers.multiply(call);
 }
 
 inline LinearCall linear_call(const HearthModel& model, const HearthLinear& linear,

@@ -687,12 +687,7 @@ void Step::multiply_heads(Workers& workers, const HearthModel& model, const Hear
 void Step::add_mixed(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                      int64_t num_tokens) {
   const HearthLinear& linear = layer.recurrent.out;
-  const int64_t inputs = linear.inputs;
-  grow(prepared_, num_tokens * row_bytes(model, inputs));
-  workers.each_row(num_tokens, [&](int64_t token) {
-    workers.kernels.prepare_row(bits(model), attended_.data() + token * inputs, inputs / kGroup,
-                                prepared_.data() + token * row_bytes(model, inputs));
-  });
+  workers.prepare(bits(model), attended_.data(), linear.inputs, num_tokens, prepared_);
   add_product(workers, model, linear, prepared_, layer.attention_output_norm, num_tokens);
 }
 

@@ -142,6 +142,16 @@ void Workers::set_tiles(std::vector<LinearCall>& calls) {
   }
 }
 
+void Workers::prepare(Bits bits, const float* x, int64_t size, int64_t num_rows,
+                      std::vector<char>& rows) {
+  const int64_t num_groups = size / kGroup;
+  const int64_t row_bytes = num_groups * group_bytes(bits);
+  grow(rows, num_rows * row_bytes);
+  each_row(num_rows, [&](int64_t row) {
+    kernels.prepare_row(bits, x + row * size, num_groups, rows.data() + row * row_bytes);
+  });
+}
+
 void Workers::attend(const AttentionCall& call) {
   plan(call, num_threads_, num_threads_ * kTasksPerThread, tasks_);
   pool.run(static_cast<int64_t>(tasks_.size()),

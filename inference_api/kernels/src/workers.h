@@ -20,6 +20,8 @@ class Workers {
   // Multiplies products that may add to the same place, which they do in their order.
   void multiply_in_order(std::vector<LinearCall>& calls);
   void attend(const AttentionCall& call);
+  // Writes rows of `size` floats in the form that weights of `bits` are multiplied by.
+  void prepare(Bits bits, const float* x, int64_t size, int64_t num_rows, std::vector<char>& rows);
 
   // Calls work(0) … work(num_rows - 1), for work that is quick.
   template <class Work>
