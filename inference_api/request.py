@@ -54,7 +54,7 @@ class SamplingParams:
 
     temperature: float = 1.0  # 0 = greedy
     top_k: int = 0  # 0 = all tokens; 1 = greedy
-    top_p: float = 1.0
+    top_p: float = 1.0  # 0 = greedy
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -65,7 +65,8 @@ class SamplingParams:
 
     @cached_property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0 or self.top_k == 1
+        # A colder temperature might be 0 in a kernel's float32.
+        return self.temperature < 1e-30 or self.top_k == 1 or self.top_p == 0.0
 
     @cached_property
     def changes_logits(self) -> bool:

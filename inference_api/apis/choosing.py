@@ -47,12 +47,12 @@ class ModelChoice:
             )
 
     def choose(self, name: str | None, messages: Sequence[str]) -> ChosenModel:
-        """Returns the model of this name; None means the default model.
+        """Returns the model of this name; none, or an empty one, means the default model.
 
         `messages` are the user's, oldest first. Raises UnknownModel, or InvalidRequest for `auto`
         without a router or without text.
         """
-        name = self._settings.default_model.name if name is None else name
+        name = name or self._settings.default_model.name
         self.check(name)
         if name != ROUTED or self._router is None:
             return ChosenModel(self._settings.name_of(name), name)

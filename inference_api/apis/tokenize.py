@@ -97,7 +97,7 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
 
     def served(model: str | None) -> ServedModel:
         settings = backend.settings
-        name = settings.default_model.name if model is None else settings.name_of(model)
+        name = settings.name_of(model) if model else settings.default_model.name
         backend.check_admission()
         return backend.served[name]
 

@@ -11,7 +11,7 @@ from inference_api.loading.json_files import read_json
 logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
-# The bounds for requests: least, greatest. For names in `ABOVE_0` the least is exclusive.
+# The bounds for requests: least, greatest. That of a penalty is exclusive.
 BOUNDS = {
     "temperature": (0.0, 2.0),
     "top_k": (0, 2**31 - 1),
@@ -19,7 +19,6 @@ BOUNDS = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.0, 10.0),
 }
-ABOVE_0 = ("top_p", "repetition_penalty")
 
 Defaults = Mapping[str, float]  # used for parameters that a request does not set
 NO_DEFAULTS: Defaults = MappingProxyType({})
@@ -44,4 +43,4 @@ def _is_in_bounds(name: str, value: object) -> bool:
     least, greatest = BOUNDS[name]
     if isinstance(value, bool) or not isinstance(value, type(least) | int):
         return False
-    return least <= value <= greatest and not (value == 0 and name in ABOVE_0)
+    return least <= value <= greatest and not (value == 0 and name == "repetition_penalty")

@@ -23,7 +23,7 @@ class SampledBody(Body):
     also_called: ClassVar[Mapping[str, str]] = {"repeat_penalty": "repetition_penalty"}
 
     temperature: Annotated[float, Field(ge=0, le=2), ANY_SIZE] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), ANY_SIZE] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
     top_k: int | None = Field(None, ge=-1, le=MAX_INTEGER)
     min_p: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10), ANY_SIZE] | None = None

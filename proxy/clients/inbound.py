@@ -218,7 +218,7 @@ def read_hints(head: RequestHead, body: RequestBody, takes_row: bool = False) ->
     if deployed := _DEPLOYMENT.match("/" + "/".join(parts)):
         model = deployed[1]
     return RoutingHints(
-        model=model if isinstance(model, str) else None,
+        model=model if model and isinstance(model, str) else None,  # forms send empty ones
         affinity_key=_affinity_key(fields),
         may_ask_usage="content-encoding" not in head.fields
         and may_ask_usage(head.target, body.prefix, fields),

@@ -72,7 +72,7 @@ def api(mock_api: ServedApi) -> ServedApi:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"temperature": 3.0}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"n": 33}, "n"),
         ({"extra_body": {"priority": 1001}}, "priority"),

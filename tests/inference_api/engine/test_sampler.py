@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -31,9 +31,9 @@ a_row_of_logits = st.lists(
 )
 any_sampling = st.builds(
     SamplingParams,
-    temperature=st.sampled_from([0.0, 0.01, 0.5, 1.0, 3.0]),
+    temperature=st.sampled_from([0.0, 1e-300, 1e-30, 0.01, 0.5, 1.0, 3.0]),
     top_k=st.sampled_from([0, 1, 2, 5, VOCAB, 1000, MAX_PARTIAL_SORT + 1]),
-    top_p=st.sampled_from([0.01, 0.3, 0.77, 0.95, 1.0]),
+    top_p=st.sampled_from([0.0, 1e-300, 0.01, 0.3, 0.77, 0.95, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 0.4, 1.0]),
     seed=st.integers(-(2**63), 2**64 - 1),
 )
@@ -211,13 +211,17 @@ def test_numbers_that_are_none_still_give_a_token(
     assert all(0 <= token < 3 for token in drawn)
 
 
-@pytest.mark.parametrize(
-    "params", [SamplingParams(temperature=0.0), SamplingParams(top_k=1, temperature=5.0)]
+@given(
+    logits=a_row_of_logits,
+    params=any_sampling,
+    ends=st.sampled_from([{"top_k": 1}, {"top_p": 0.0}])
+    | st.floats(0, 1e-30, exclude_max=True).map(lambda t: {"temperature": t}),
 )
-def test_greedy_takes_the_lowest_id_among_equals(
-    kernels: Kernels | None, params: SamplingParams
+def test_what_leaves_one_token_is_greedy_and_takes_the_lowest_id_among_equals(
+    kernels: Kernels | None, logits: list[float], params: SamplingParams, ends: dict[str, Any]
 ) -> None:
-    assert tokens(torch.tensor([[0.0, 3.0, 1.0, 3.0]]), [row(params)], kernels) == [1]
+    greedy = row(replace(params, **ends))
+    assert tokens(torch.tensor([logits]), [greedy], kernels) == [logits.index(max(logits))]
 
 
 def test_top_k_takes_the_lowest_ids_among_equals(kernels: Kernels | None) -> None:

@@ -26,7 +26,7 @@ def test_known_parameters_are_read_and_others_are_not(tmp_path: Path) -> None:
     "given",
     [
         '{"temperature": 2.5}', '{"temperature": NaN}', '{"temperature": "warm"}', '{"top_k": 1.5}',
-        '{"top_k": -1}', '{"top_p": 0}', '{"top_p": true}', '{"repetition_penalty": 0}',
+        '{"top_k": -1}', '{"top_p": 1.5}', '{"top_p": true}', '{"repetition_penalty": 0}',
         '{"repetition_penalty": 1e999}', '{"min_p": []}', '{"top_k": 9999999999999999999999}',
     ],
 )  # fmt: skip
