@@ -14,6 +14,8 @@ LOCAL = "local"  # pages from a program on the browser's own machine
 # Browsers send origins in lower case, without a path.
 ORIGIN = re.compile(r"\*|local|none|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 _OF_LOCAL = re.compile(r"http://(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")
+# What stands for `/v1/` in paths as Azure's clients write them, unless they name a deployment.
+OF_AZURE = re.compile(r"\A/openai/(?:v1/|(?=responses\b))")
 HTTP_SCHEMES = ("http", "https")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 UrlT = TypeVar("UrlT", str, SecretStr)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.addresses import OF_AZURE
 from common.connections.answers import answer_head, content_headers
 from common.logs import new_request_id, request_id
 from proxy.access.auth import Authenticator
@@ -108,6 +109,7 @@ class Visits:
         head = exchange.head
         route = head.target.partition("?")[0][:256]  # the query may hold anything
         record = AuditRecord(new_request_id(), head.method, route)
+        head.target = OF_AZURE.sub("/v1/", head.target)
         allowed = origins_for(head, self._settings.cors_origins)
         visit = Visit(record, exchange, cors_headers(head.fields.get("origin"), allowed))
         request_id.set(record.request_id)

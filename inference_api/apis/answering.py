@@ -89,6 +89,12 @@ class Answering:
             ]
             return reply.respond(writer_of(chosen, model.tokenizer), answers, len(prompt), streams)
 
+    def count(self, chat: Chat) -> int:
+        """Returns the number of tokens of a chat's prompt. Raises HearthError."""
+        _, model = self.choice.served(chat.model, chat.user_texts)
+        with naming_prompt_field(chat.prompt_field):
+            return len(model.prompt_encoder.encode_chat(chat.turns, chat.extras))
+
     @contextmanager
     def reply(
         self, chosen: ChosenModel, requests: Callable[[ServedModel], Requests], field: str

@@ -2,12 +2,13 @@
 
 import zlib
 from io import BytesIO
-from typing import IO
+from typing import IO, Any
 
 from flask import Request
 from werkzeug.utils import cached_property
 from werkzeug.wsgi import get_input_stream
 
+from common.addresses import OF_AZURE
 from common.connections.errors import BODY_FAULTS
 from inference_api.errors import InvalidRequest, RequestTooLarge, UnknownEncoding
 
@@ -16,8 +17,12 @@ GZIP_ONLY = zlib.MAX_WBITS | 16  # zlib's flag for a gzip header
 
 
 class WholeBodyRequest(Request):
-    """A request whose chunked body is refused above MAX_CONTENT_LENGTH; werkzeug would cut it
-    silently."""
+    """A request to one of OpenAI's routes, whatever Azure's clients call it. A chunked body is
+    refused above MAX_CONTENT_LENGTH; werkzeug would cut it silently."""
+
+    def __init__(self, environ: dict[str, Any], *options: bool) -> None:
+        environ["PATH_INFO"] = OF_AZURE.sub("/v1/", environ["PATH_INFO"])
+        super().__init__(environ, *options)
 
     @cached_property
     def stream(self) -> IO[bytes]:

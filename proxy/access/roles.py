@@ -51,10 +51,10 @@ LINES: Mapping[Role, str] = {
         POST /v1/embeddings
         POST /v1/responses
         POST /v1/responses/compact
+        POST /v1/responses/input_tokens
         POST /openai/deployments/{model}/chat/completions
         POST /openai/deployments/{model}/completions
         POST /openai/deployments/{model}/embeddings
-        POST /openai/responses
         POST /v1/messages
         POST /v1/messages/count_tokens
         POST /v1/tokenize
@@ -152,6 +152,8 @@ LINES: Mapping[Role, str] = {
 ROLE_BY_ROUTE: Mapping[str, Role] = {
     line.strip(): role for role, lines in LINES.items() for line in lines.strip().splitlines()
 }
+# What a team is told of instead of a path without a line.
+TEAM_PATHS = ", ".join(re.findall(r"(/v1/[^\s{]+)\n", LINES[Role.TEAM]))
 
 METHODS = sorted({route.partition(" ")[0] for route in ROLE_BY_ROUTE})
 _PARAMETER = re.compile(r"\\\{\w+\\\}")

@@ -38,7 +38,6 @@ GENERATING_ROUTES = frozenset(
         "v1/embeddings",
         "v1/messages",
         "v1/responses",
-        "openai/responses",
     }
 )
 
@@ -188,10 +187,8 @@ def target_fault(method: str, target: str) -> str | None:
 
 def takes_row(method: str, path: str) -> bool:
     """Returns whether a request to this plain path takes a user row."""
-    first, _, rest = _without_deployment(path).strip("/").partition("/")
-    return method == "POST" and (
-        first in GENERATING_ROUTES or f"{first}/{rest}" in GENERATING_ROUTES
-    )
+    route = _without_deployment(path).strip("/")
+    return method == "POST" and not GENERATING_ROUTES.isdisjoint((route, route.split("/")[0]))
 
 
 def _without_deployment(path: str) -> str:

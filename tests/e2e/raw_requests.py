@@ -81,7 +81,8 @@ SMALL_BODIES: dict[str, dict[str, Any]] = {  # what is read of each, by the begi
     "/weights": {"observations": [MEASURED], **SEARCH},
 }
 READ_ELSEWHERE = (  # as /v1/messages and /inference read it
-    "/v1/messages/count_tokens", "/inference/{model}", "/predictions/{model}", "/chat/{model}",
+    "/v1/messages/count_tokens", "/v1/responses/input_tokens",
+    "/inference/{model}", "/predictions/{model}", "/chat/{model}",
 )  # fmt: skip
 MARK = "the place of a nasty value"
 NASTY_VALUES: tuple[bytes, ...] = (

@@ -41,18 +41,24 @@ def test_chat_completion(client: openai.OpenAI) -> None:
     assert answer.usage.total_tokens == 2 * len(ECHO)
 
 
-@pytest.fixture(scope="module")
-def azure(api: ServedApi) -> Iterator[openai.AzureOpenAI]:
+@pytest.fixture(scope="module", params=["deployments", "v1"])
+def azure(api: ServedApi, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     address, version = api.url, "2024-10-21"
-    with openai.AzureOpenAI(
-        azure_endpoint=address, api_key="none", api_version=version, max_retries=0
+    with (
+        openai.OpenAI(base_url=f"{address}/openai/v1/", api_key="none", max_retries=0)
+        if request.param == "v1"
+        else openai.AzureOpenAI(
+            azure_endpoint=address, api_key="none", api_version=version, max_retries=0
+        )
     ) as azure:
         yield azure
 
 
 def test_azures_client_is_answered_as_openais_is(
-    client: openai.OpenAI, azure: openai.AzureOpenAI
+    client: openai.OpenAI, azure: openai.OpenAI
 ) -> None:
+    if not isinstance(azure, openai.AzureOpenAI):
+        assert [model.id for model in azure.models.list()] == [MODEL, "falcon40b"]
     for each in (client, azure):
         chat = each.chat.completions.create(model=MODEL, messages=HELLO)
         assert (chat.model, chat.choices[0].message.content) == (MODEL, ECHO)
@@ -270,6 +276,21 @@ def test_cached_prompt_tokens_are_counted(client: openai.OpenAI) -> None:
         assert usage.prompt_tokens_details is not None
         cached.append(usage.prompt_tokens_details.cached_tokens)
     assert cached == [0, len(prompt) - 1]
+
+
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}])
+def test_who_names_no_model_is_answered_by_the_default(
+    api: ServedApi, named: dict[str, Any]
+) -> None:
+    for path, prompt in (
+        ("chat/completions", {"messages": HELLO}),
+        ("completions", {"prompt": "a"}),
+        ("responses", {"input": "a"}),
+        ("messages", {"messages": HELLO, "max_tokens": 1}),
+    ):
+        assert api.post(f"/v1/{path}", **prompt, **named).json()["model"] == MODEL
+    assert api.post("/v1/tokenize", prompt="a", **named).json()["tokens"] == [ord("a")]
+    assert "has no hidden states" in api.post("/v1/embeddings", input="a", **named).text
 
 
 def test_unknown_model_is_not_found(client: openai.OpenAI) -> None:

@@ -87,6 +87,23 @@ def test_instructions_are_of_the_prompt(client: openai.OpenAI) -> None:
     assert ask(client, max_output_tokens=1, input=as_item).usage.input_tokens == told
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"instructions": "Be brief."},
+        {"tools": TOOLS},
+        {"tools": TOOLS, "tool_choice": "none", "parallel_tool_calls": False},
+        {"input": [{"role": "user", "content": "hi"}] * 3, "reasoning": {"effort": "low"}},
+    ],
+)
+def test_the_count_is_the_one_of_an_answer(client: openai.OpenAI, fields: Any) -> None:
+    counted = client.responses.input_tokens.count(**{"model": MODEL, "input": "hi"} | fields)
+    assert counted.object == "response.input_tokens"
+    used = ask(client, **fields, max_output_tokens=1).usage
+    assert counted.input_tokens == used.input_tokens
+
+
 def test_events_of_a_text_in_order(api: ServedApi, client: openai.OpenAI) -> None:
     asked = {"model": MODEL, "input": "hi", "max_output_tokens": 8, "seed": 1}
     ask(client, max_output_tokens=8)  # so that both others find the prompt in the cache
@@ -209,6 +226,8 @@ def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id",
          "is not served; leave it out and send all items in input, as nothing is kept"),
+        ({"top_logprobs": 3}, "top_logprobs",
+         "is not served; leave it out, or ask /v1/chat/completions for them"),
         ({"background": True}, "background", "is not served; leave it out or give false"),
         ({"input": []}, "input", "input: has 0 entries"),
         ({"input": ""}, "input", "input: is empty"),

@@ -174,7 +174,9 @@ def test_embeddings_cost_their_prompt_though_they_are_compressed(foreign: ProxyP
     assert bill(foreign, reply) == (8, 0, "usage")
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/", "/v1/models?x=1"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/", "/v1/models?x=1", "/openai/v1/models?api-version=preview"]
+)
 def test_team_sees_the_models_that_it_may_use(foreign: ProxyProcess, path: str) -> None:
     def names(team: str) -> list[str]:
         headers = bearer(team_id=team, role="team")

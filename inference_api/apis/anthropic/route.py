@@ -4,7 +4,7 @@ from flask import Blueprint, Response, g, jsonify
 
 from common.errors import Error, MessagesError, error_body
 from common.operations import operation
-from inference_api.apis.answering import Answering, naming_prompt_field
+from inference_api.apis.answering import Answering
 from inference_api.apis.anthropic.answer import MessageAnswer, MessageWriter, TokenCount
 from inference_api.apis.anthropic.body import CountBody, MessagesBody
 from inference_api.web.caller import read
@@ -35,11 +35,7 @@ def create_blueprint(answering: Answering) -> Blueprint:
         CountBody,
     )
     def count_tokens() -> Response:
-        chat = read(CountBody).chat()
-        _, model = answering.choice.served(chat.model, chat.user_texts)
-        with naming_prompt_field(chat.prompt_field):
-            token_ids = model.prompt_encoder.encode_chat(chat.turns, chat.extras)
-        return jsonify(TokenCount(input_tokens=len(token_ids)))
+        return jsonify(TokenCount(input_tokens=answering.count(read(CountBody).chat())))
 
     @blueprint.post("/api/event_logging/<path:name>")
     @operation("What clients of Anthropic tell of themselves; it is not read.", {404: Error})

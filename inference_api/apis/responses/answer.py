@@ -94,6 +94,11 @@ class OutputTokensDetails(WireDict):
     reasoning_tokens: int
 
 
+class InputTokens(WireDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ResponseUsage(WireDict):
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -189,7 +194,7 @@ class ResponseWriter:
             case PartDelta(_, text):
                 called, (_, kind) = self._called(part), self._form(part)
                 if called.kind == "function" or called.is_raw:  # shown as the model writes it
-                    yield self._part_event(part, f"{kind}.delta", delta=text, **_text_fields(part))
+                    yield self._part_event(part, f"{kind}.delta", delta=text)
             case PartEnd():
                 yield from self._ends(part)
                 item = self._item(part, _status(event, answer))
@@ -199,7 +204,7 @@ class ResponseWriter:
     def _ends(self, part: AnswerPart) -> Iterator[Json]:
         called, (_, kind) = self._called(part), self._form(part)
         if part.kind != "call":
-            yield self._part_event(part, f"{kind}.done", text=part.text, **_text_fields(part))
+            yield self._part_event(part, f"{kind}.done", text=part.text)
             yield self._part_event(part, "content_part.done", part=_content(part))
         elif called.kind == "custom":
             call_input = called.input_of(part.text)
@@ -213,6 +218,8 @@ class ResponseWriter:
         """Returns an event about a part."""
         of_item = {"item_id": self._item_id(part), "output_index": part.index}
         of_part = of_item if part.kind == "call" else {**of_item, "content_index": 0}
+        if kind.startswith("output_text"):
+            more["logprobs"] = []  # clients expect them
         return {"type": f"response.{kind}", **of_part, **more}
 
     def _called(self, part: AnswerPart) -> CalledTool:
@@ -336,8 +343,3 @@ def _content(part: AnswerPart) -> OutputText | ReasoningText:
     if part.kind == "text":
         return _output_text(part.text)
     return {"type": "reasoning_text", "text": part.text}
-
-
-def _text_fields(part: AnswerPart) -> Json:
-    """Returns the fields that clients expect beside a text."""
-    return {"logprobs": []} if part.kind == "text" else {}
