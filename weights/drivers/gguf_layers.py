@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from gguf import GGUFReader
-
 from common.files import read_bounded
+from common.gguf_header import GgufHeader
 from weights.errors import EngineUnusable
 
 MAX_CONFIG_BYTES = 2**20
@@ -26,9 +25,9 @@ def read_num_layers(model: Path) -> int:
 
 
 def _of_file(file: Path) -> object:
-    fields = GGUFReader(file).fields
-    architecture = fields["general.architecture"].contents()
-    return fields[f"{architecture}.block_count"].contents()
+    with file.open("rb") as stream:
+        metadata = GgufHeader(stream).metadata
+    return metadata[f"{metadata['general.architecture']}.block_count"]
 
 
 def _of_folder(folder: Path) -> object:

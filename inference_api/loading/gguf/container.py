@@ -1,34 +1,21 @@
-"""Reads the container of a GGUF file: its metadata, and the places of its tensors.
-
-The sizes that a file claims are checked before memory is spent on them. The package `gguf` reads
-files, too, but makes an object or two for each value of a list, of some 500 bytes each.
-"""
+"""Reads the container of a GGUF file: its metadata, and the places of its tensors."""
 
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGUF_MAGIC, GGMLQuantizationType, GGUFValueType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 
+from common.gguf_header import SHOWN_CHARS, GgufHeader, Unreadable
 from inference_api.loading.gguf import TYPES
 
-VERSIONS = (2, 3)
-# With 262,144 tokens, like Gemma's, metadata has 1.3 million values in lists, and 15 MB.
-MAX_VALUES = 4_000_000  # in all lists of metadata together
-MAX_HEADER_BYTES = 64 * 1024**2  # size of metadata and the list of tensors
-MAX_ENTRIES = 20_000  # entries of metadata; also the limit of tensors
 MAX_DIMENSIONS = 4
-SHOWN_CHARS = 100  # characters of a name in messages
 BUFFER_BYTES = 1024**2
 
 _TYPES = {GGMLQuantizationType[name] for name in TYPES}
 _DTYPES = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
-
-
-class Unreadable(Exception):
-    """A fault of a file, with its remedy."""
 
 
 class FileTensor(NamedTuple):
@@ -85,80 +72,20 @@ def read_container(path: Path) -> GgufFile:
     it is damaged."""
     with path.open("rb", buffering=BUFFER_BYTES) as stream:
         header = _Header(stream)
-        magic, version = header.integer(4), header.integer(4)
-        if magic != GGUF_MAGIC or version not in VERSIONS:
-            raise Unreadable(
-                f"it is no GGUF file of versions {VERSIONS} for little-endian processors; choose "
-                "another file"
-            )
-        num_tensors, num_entries = header.integer(8), header.integer(8)
-        if max(num_tensors, num_entries) > MAX_ENTRIES:
-            raise ValueError(
-                f"{num_entries} entries of metadata and {num_tensors} tensors; each may be "
-                f"{MAX_ENTRIES} at most"
-            )
-        metadata = dict(header.entry() for _ in range(num_entries))
-        tensors = [header.tensor() for _ in range(num_tensors)]
+        tensors = [header.tensor() for _ in range(header.num_tensors)]
+    metadata = header.metadata
     alignment = metadata.get("general.alignment", 32)
     if not (isinstance(alignment, int) and alignment > 0 and alignment.bit_count() == 1):
         raise ValueError(f"general.alignment={alignment!r:.100} is no power of two")
     begin = _aligned(header.end, alignment)
     placed = {each.name: each._replace(begin=begin + each.begin) for each in tensors}
-    if len(metadata) < num_entries or len(placed) < num_tensors:
+    if len(metadata) < header.num_entries or len(placed) < header.num_tensors:
         raise ValueError("two entries or tensors of the same name")
     return GgufFile(metadata, header.kinds, placed, begin, alignment)
 
 
-class _Header:
-    """Reads the beginning of a file, value after value. Raises ValueError or LookupError."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._num_values = 0  # elements of all lists read so far
-        self.end = 0  # byte after what has been read
-        self.kinds: dict[str, list[GGUFValueType]] = {}
-
-    def content(self, num_bytes: int) -> bytes:
-        self.end += num_bytes
-        if self.end > MAX_HEADER_BYTES:
-            raise ValueError(
-                f"{num_bytes} bytes of metadata or names up to byte {self.end}; they may end at "
-                f"{MAX_HEADER_BYTES} at most"
-            )
-        content = self._stream.read(num_bytes)
-        if len(content) < num_bytes:
-            raise ValueError(f"it ends before byte {self.end}")
-        return content
-
-    def integer(self, num_bytes: int) -> int:
-        return int.from_bytes(self.content(num_bytes), "little")
-
-    def values(self, kind: GGUFValueType, count: int = 1) -> list[Any]:
-        if kind == GGUFValueType.STRING:
-            return [self.text() for _ in range(count)]
-        dtype = np.dtype(kind.name.lower())
-        values: list[Any] = np.frombuffer(self.content(count * dtype.itemsize), dtype).tolist()
-        return values
-
-    def text(self) -> str:
-        return self.content(self.integer(8)).decode()
-
-    def entry(self) -> tuple[str, Any]:
-        """Returns an entry of metadata: its key and value."""
-        key, kind = self.text(), GGUFValueType(self.integer(4))
-        self.kinds[key] = [kind]
-        if kind != GGUFValueType.ARRAY:
-            return key, self.values(kind)[0]
-        kind, length = GGUFValueType(self.integer(4)), self.integer(8)
-        self.kinds[key].append(kind)
-        self._num_values += length
-        if kind == GGUFValueType.ARRAY or self._num_values > MAX_VALUES:
-            what = "lists" if kind == GGUFValueType.ARRAY else f"{length} values"
-            raise ValueError(
-                f"{key[:SHOWN_CHARS]} is a list of {what}; lists have no lists, and together "
-                f"{MAX_VALUES} values at most"
-            )
-        return key, self.values(kind, length)
+class _Header(GgufHeader):
+    """Reads the tensors, too, which follow the metadata."""
 
     def tensor(self) -> FileTensor:
         """Returns a tensor, whose `begin` is relative to the first one."""

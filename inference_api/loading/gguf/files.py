@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from common.gguf_header import Unreadable
 from inference_api.errors import StartupError, shown
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.fields import MOST
@@ -23,7 +24,7 @@ from inference_api.loading.gguf import BLOCK_BITS, IN_HALVES, SUFFIX
 from inference_api.loading.gguf import factors as nvfp4
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
-from inference_api.loading.gguf.container import FileTensor, GgufFile, Unreadable, read_container
+from inference_api.loading.gguf.container import FileTensor, GgufFile, read_container
 from inference_api.loading.gguf.names import (
     FUSED,
     KNOWN_ARCHITECTURES,

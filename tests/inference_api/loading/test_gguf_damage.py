@@ -14,11 +14,11 @@ from gguf import GGMLQuantizationType, GGUFReader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from common import gguf_header
 from inference_api.engine.cuda.parameters import load_torch_parameters
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint
 from inference_api.loading.files import read_headers, shape_faults, weight_files
-from inference_api.loading.gguf import container
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import llama3_rope
 from inference_api.loading.gguf.container import read_container
@@ -182,7 +182,7 @@ def test_texts_that_would_fill_memory_together_are_refused(
     with_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = read_container(with_tokenizer).begin
-    monkeypatch.setattr(container, "MAX_HEADER_BYTES", begin // 2)
+    monkeypatch.setattr(gguf_header, "MAX_HEADER_BYTES", begin // 2)
     read_gguf.__globals__["_read"].cache_clear()
     assert f"they may end at {begin // 2} at most" in fault(with_tokenizer)
 

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,14 @@ print(json.dumps(tests))
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.gguf"
+    return model_with(tmp_path)
+
+
+def model_with(folder: Path, tokens: Sequence[str] = ()) -> Path:
+    path = folder / "model.gguf"
     writer = GGUFWriter(path, "llama")
+    if tokens:
+        writer.add_token_list(tokens)
     writer.add_block_count(12)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -110,6 +118,16 @@ def test_a_program_that_is_not_there_ends_the_search(model: Path) -> None:
     driver = LlamaCppDriver("/nowhere/llama-bench", model, ("a:1", "b:2"))
     with pytest.raises(EngineUnusable, match="/nowhere/llama-bench does not start"):
         driver.measure((6, 6))
+
+
+def test_a_large_vocabulary_takes_little_memory(tmp_path: Path) -> None:
+    count = 50_000
+    model = model_with(tmp_path, [f"{number:06}" for number in range(count)])
+    tracemalloc.start()
+    assert read_num_layers(model) == 12
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 100 * count + 4 * 1024**2
 
 
 @pytest.mark.parametrize("raw", [b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 16, b"{}"])
