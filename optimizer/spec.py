@@ -21,12 +21,13 @@ from optimizer.measured import Computed, LoadSpec, Measured, MeasuredLatency
 LOWEST_PRIORITY = 100  # 1 is the highest
 DEFAULT_CLASS = "Free"  # the class of a server that names none
 MAX_POINTS, MAX_ROWS = 256, 65_536  # points of one curve, and rows at a point
+LEAST_MS, MAX_AMOUNT = 1e-6, 1e9  # bounds of a curve's times, and of all times
 LEAST_RATE = 1e-300  # requests per minute; a lower rate counts as 0, because results underflow
 
 Name = Annotated[str, Field(min_length=1, max_length=500)]
 Text = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Amount = Annotated[float, Field(ge=0, le=1e9)]
+Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
 Rows = Annotated[int, Field(ge=1, le=MAX_ROWS)]
 Level = Annotated[float, Field(ge=0, le=1e12)]
 _READ_EMPTY: Any = Field(default_factory=dict, validate_default=True)
@@ -101,7 +102,7 @@ class CurvePoint(Body):
     """A time measured with `rows` rows in a step."""
 
     rows: Rows
-    ms: Annotated[float, Field(ge=1e-6, le=1e9)]
+    ms: Annotated[float, Field(ge=LEAST_MS, le=MAX_AMOUNT)]
     standard_error: Amount = 0.0
 
 

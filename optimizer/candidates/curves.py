@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from optimizer.inferno_json import BodyT
 from optimizer.model.step_curve import NO_LIMIT, NO_OVERHEAD, Points, StepCurve
-from optimizer.spec import CurvePoint, OverheadPoint, PerfData, ServiceCurve
+from optimizer.spec import LEAST_MS, MAX_AMOUNT, CurvePoint, OverheadPoint, PerfData, ServiceCurve
 
 DIGEST_BITS = 52  # a float holds integers of this many bits exactly
 
@@ -31,7 +31,7 @@ def curves_of(perfs: Iterable[PerfData]) -> Curves:
 
 
 def scaled(perf: PerfData, decode: float, prefill: float) -> PerfData:
-    """Returns the data with decode times multiplied by `decode`, and prefill times by `prefill`."""
+    """Returns the data with times multiplied by these factors, within the bounds of such data."""
     curve, perf_parms = perf.service_curve, perf.perf_parms
     return perf.model_copy(
         update={
@@ -57,7 +57,10 @@ def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> Service
 
 def _times(body: BodyT, factor: float, *names: str, **others: Any) -> BodyT:
     """Returns an object with these fields multiplied, and only `others` besides."""
-    multiplied: dict[str, Any] = {name: factor * getattr(body, name) for name in names}
+    multiplied: dict[str, Any] = {
+        name: min(max(factor * getattr(body, name), LEAST_MS * (name == "ms")), MAX_AMOUNT)
+        for name in names
+    }
     return cast(BodyT, body.model_construct(**multiplied, **others))
 
 

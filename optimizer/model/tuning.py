@@ -122,7 +122,8 @@ class SpeedTuner:
         # Joseph's form stays symmetric and positive despite rounding.
         covariance = kept @ covariance @ kept.T + gain @ noise @ gain.T
         excess = np.sqrt(np.maximum(np.diag(covariance) / MAX_VARIANCE, 1.0))
-        self.covariance = covariance / np.outer(excess, excess)
+        bounded = covariance / np.outer(excess, excess)
+        self.covariance = np.clip(bounded, -MAX_VARIANCE, MAX_VARIANCE)  # despite rounding
         return True
 
     def _drift(self, at_s: float) -> FloatArray:

@@ -188,6 +188,60 @@ def test_sound_systems_with_extreme_numbers_are_answered(app: Flask, body: dict[
         assert post(app, "GET", path, "") == 200
 
 
+@settings(
+    max_examples=EXAMPLES // 4,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(body=systems())
+def test_what_a_solve_answers_is_taken_back(app: Flask, body: dict[str, Any]) -> None:
+    client = app.test_client()
+    answered = client.post("/optimizeOne", json=body).get_json()["allocations"]
+    for one in body["system"]["serverData"]["servers"]:
+        one["currentAlloc"] = answered.get(one["name"], one["currentAlloc"])
+    assert client.post("/optimizeOne", json=body).status_code == 200
+    state = client.get("/state").get_json()
+    assert client.put("/state", json=state).status_code == 200
+    assert client.get("/state").get_json()["system"] == state["system"]
+
+
+TIMES = st.sampled_from([1e-6, 0.3, 10.0, 1e9])
+ERRORS = st.sampled_from([1e-9, 0.1, 10.0])
+
+
+@st.composite
+def tunings(draw: st.DrawFn) -> dict[str, Any]:
+    """Sound questions to /tune with extreme numbers."""
+    points = [{"rows": rows, "ms": ms} for rows, ms in enumerate(sorted(draw(st.lists(TIMES))), 1)]
+    curve = {"decodeMs": points, "promptTokenMs": draw(TIMES)}
+    speed = {
+        "decodeParms": {"alpha": draw(TIMES), "beta": draw(TIMES)},
+        "prefillParms": {"gamma": draw(TIMES), "delta": draw(TIMES)},
+        **({"serviceCurve": curve} if points else {}),
+    }
+    seen = {
+        "arrivalRate": st.sampled_from([1e-300, 1e-9, 1.0, 1e5, 1e15]),
+        "ttft": st.sampled_from([0, 1e-300, 1e-6, 1.0, 1e12]),
+        "itl": st.sampled_from([0, 1e-300, 1e-6, 1.0, 1e12]),
+        "ttftError": ERRORS, "itlError": ERRORS, "loadError": ERRORS,
+    }  # fmt: skip
+    observations = draw(st.lists(st.fixed_dictionaries(seen), min_size=1, max_size=8))
+    steps = draw(st.sampled_from([0, 1, 1e11]))
+    told = [{"at": steps * number, **each} for number, each in enumerate(observations)]
+    return {**speed, "maxBatchSize": 8, "avgOutTokens": 64, "observations": told}
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=tunings())
+def test_what_the_tuner_answers_is_taken_back(app: Flask, body: dict[str, Any]) -> None:
+    client = app.test_client()
+    for _ in range(3):
+        response = client.post("/tune", json=body)
+        assert response.status_code == 200, response.text
+        answer = response.get_json()
+        kept = ("state", "decodeParms", "prefillParms", "perfParms", "serviceCurve")
+        body |= {name: answer[name] for name in kept}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
