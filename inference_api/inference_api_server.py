@@ -153,7 +153,7 @@ def _inference_routes(generations: Generations) -> Iterator[Blueprint]:
     yield responses.create_blueprint(answering)
     yield messages.create_blueprint(answering)
     yield embeddings.create_blueprint(answering)
-    yield tokenize.create_blueprint(backend)
+    yield tokenize.create_blueprint(answering.choice)
 
 
 def _operator_routes(backend: DecodeBackend) -> Iterator[Blueprint]:

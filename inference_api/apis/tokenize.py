@@ -8,12 +8,12 @@ from pydantic import Field
 from common.errors import Error
 from common.operations import operation
 from inference_api.apis.answering import known_ids, naming_prompt_field
+from inference_api.apis.choosing import ModelChoice
 from inference_api.apis.openai.bodies import RequestBody, TokenId
 from inference_api.apis.openai.field_kinds import UNSERVED, UNSERVED_OF_CHAT, UNSERVED_TOOLS
 from inference_api.apis.openai.messages import Messages
 from inference_api.apis.openai.tools import ConversationFields, check_open
 from inference_api.apis.openai.wire import Detokenized, TokenizerInfo, Tokens
-from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.served_model import ServedModel
 from inference_api.text.chat_prompts import Extras
 from inference_api.web.caller import read
@@ -60,7 +60,7 @@ class DetokenizeBody(RequestBody):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
-def create_blueprint(backend: DecodeBackend) -> Blueprint:
+def create_blueprint(choice: ModelChoice) -> Blueprint:
     blueprint = Blueprint("tokenize", __name__)
 
     @blueprint.post("/tokenize")
@@ -70,7 +70,8 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
     )
     def tokenize() -> Response:
         body = read(TokenizeBody)
-        return jsonify(_tokens(body, served(body.model)))
+        _, model = choice.served(body.model, [])
+        return jsonify(_tokens(body, model))
 
     @blueprint.post("/detokenize")
     @blueprint.post("/v1/detokenize")
@@ -81,7 +82,7 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
     )
     def detokenize() -> Response:
         body = read(DetokenizeBody)
-        model = served(body.model)
+        _, model = choice.served(body.model, [])
         token_ids = known_ids(body.tokens, model.vocab_size, "tokens")
         text = model.tokenizer.decode(token_ids, skip_special_tokens=False)
         return jsonify(Detokenized(prompt=text))
@@ -92,14 +93,8 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
         {200: TokenizerInfo, 503: Error},
     )
     def tokenizer_info() -> Response:
-        model = served(None)
+        _, model = choice.served(None, [])
         return jsonify({**model.tokenizer.info(), "model_max_length": model.max_seq_len})
-
-    def served(model: str | None) -> ServedModel:
-        settings = backend.settings
-        name = settings.name_of(model) if model else settings.default_model.name
-        backend.check_admission()
-        return backend.served[name]
 
     return blueprint
 

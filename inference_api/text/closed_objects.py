@@ -30,18 +30,22 @@ _NAMING = frozenset(
 _FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
 )
+# The engine knows these, and refuses schemas that name others.
+_DIALECT = re.compile(r"https?://json-schema\.org/draft(-0[4-7]|/20(19-09|20-12))/schema#?")
 _NAMED_SCHEMA = re.compile(r"#(/(properties|\$defs|definitions)/[^/]+)?")  # others are not followed
 
 
 def with_closed_objects(schema: Schema) -> Schema:
     """Returns a copy of the schema for grammars: with closed objects, and without unsupported
-    formats and `propertyNames`."""
+    formats, `propertyNames` and names of unknown dialects."""
     parts = _references_of_parts(schema)
     are_known = all(_NAMED_SCHEMA.fullmatch(reference) for reference in parts)
 
     def closed(schema: Schema, is_part: bool) -> Schema:
         copy = _with_children(schema, is_part, parts, closed)
         copy.pop("propertyNames", None)
+        if not _DIALECT.fullmatch(str(copy.get("$schema"))):
+            copy.pop("$schema", None)
         if copy.get("type") in (None, "string") and str(copy.get("format")) not in _FORMATS:
             copy.pop("format", None)
         if are_known and not is_part and _can_be_closed(schema):

@@ -48,7 +48,7 @@ UNSERVED: Unserved = {
     "bad_words": ([],),
     "best_of": (1,),
     "detokenize": (True,),
-    "function_call": ("none",),
+    "function_call": ("none", "auto"),
     "functions": ([],),
     "logit_processors": ([],),
     "logits_processors": ([],),

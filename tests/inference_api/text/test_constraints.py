@@ -8,6 +8,8 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inference_api.core.rows import Draft, UserRow
 from inference_api.errors import ConstraintFailed, InvalidRequest
@@ -24,6 +26,7 @@ from inference_api.runner import Drawn
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.constraints import GrammarCompiler
 from inference_api.text.tokens import load_tokenizer
+from inference_api.web.constraints import schema_constraint
 from tests.inference_api.core.row_tables import make_rows
 
 REGEX = ConstraintSpec("structured_outputs", "regex", "[ab]{2}")
@@ -136,6 +139,24 @@ def test_schema_that_cannot_be_read_is_refused(text: str) -> None:
     compiler = GrammarCompiler(load_tokenizer(EMBEDDED_MODEL, frozenset({0})), vocab_size=4096)
     with pytest.raises(InvalidRequest, match="response_format cannot be used: "):
         compiler.compile(ConstraintSpec("response_format", "json_schema", text))
+
+
+DRAFT = "json-schema.org/draft"
+
+
+@given(
+    st.sampled_from([f"http://{DRAFT}-{number}/schema#" for number in ("03", "04", "07", "99")])
+    | st.sampled_from([f"https://{DRAFT}/{year}/schema" for year in ("2019-09", "2020-12", "next")])
+    | st.sampled_from(["http://json-schema.org/schema#", "https://spec.openapis.org/oas/3.1/base"])
+    | st.text()
+    | st.none()
+)
+def test_a_schema_of_any_dialect_is_read(dialect: str | None) -> None:
+    compiler = GrammarCompiler(load_tokenizer(EMBEDDED_MODEL, frozenset({0})), vocab_size=4096)
+    inner = {"$schema": dialect, "type": "integer"}
+    outer = {"$schema": dialect, "properties": {"a": inner}, "required": ["a"]}
+    constraint = schema_constraint("response_format", outer)
+    assert compiler.compile(constraint)().allowed
 
 
 def test_pattern_that_cannot_be_read_is_refused_with_what_is_wrong_in_it() -> None:
