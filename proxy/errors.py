@@ -107,6 +107,14 @@ class OriginNotAllowed(ProxyError):
     code = "origin_not_allowed"
 
 
+class UnknownRoute(ProxyError):
+    status = 404
+    code = "unknown_route"
+
+    def __init__(self, method: str, path: str, known: str) -> None:
+        super().__init__(f"{method} {path[:256]} is not known here; a team's routes are {known}.")
+
+
 class BadMethod(ProxyError):
     status = 405
     code = "method_not_allowed"
@@ -165,6 +173,13 @@ class UpstreamUnreachable(_Reasoned):
     status = 502
     code = "upstream_unreachable"
     message = "No inference server is reachable, try again later."
+
+
+class NoSuchModel(UpstreamUnreachable):
+    status = 404
+    code = "model_not_found"
+    param = "model"
+    message = "model: no server here has it; name one that GET /v1/models lists."
 
 
 class UpstreamBroken(_Reasoned):

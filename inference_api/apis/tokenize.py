@@ -70,8 +70,7 @@ def create_blueprint(choice: ModelChoice) -> Blueprint:
     )
     def tokenize() -> Response:
         body = read(TokenizeBody)
-        _, model = choice.served(body.model, [])
-        return jsonify(_tokens(body, model))
+        return jsonify(_tokens(body, choice.served(body.model, [])[1]))
 
     @blueprint.post("/detokenize")
     @blueprint.post("/v1/detokenize")

@@ -55,12 +55,13 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
         code = error.name.lower().replace(" ", "_")
         on_error(code)
         remedy = "; /docs/ has the routes, and those of OpenAI begin with /v1" * (status == 404)
+        if methods := ", ".join(sorted(getattr(error, "valid_methods", None) or ())):
+            remedy = f"; send {methods}"
         message = f"{request.method} {request.path}: {error.name}{remedy}"
         for_anthropic = messages_error(status, message, g.request_id)
         response = _response(error_body(status, message, code), status, for_anthropic)
-        for name, value in error.get_headers():
-            if name == "Allow":
-                response.headers[name] = value
+        if methods:
+            response.headers["Allow"] = methods
         return response
 
     @app.errorhandler(Exception)

@@ -28,18 +28,20 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def parse_object(body: bytes) -> dict[str, object]:
+def parse_object(body: bytes, says_where: bool = True) -> dict[str, object]:
     """Returns the object. Raises InvalidRequest if the body is no object, exceeds a bound, or
-    contains half of a surrogate pair."""
+    contains half of a surrogate pair. The reference does not say where a body is malformed."""
     check_structure(body)
+    fault = "it is no object"
     try:
-        parsed = json.loads(body.decode("utf-8"), parse_constant=refuse_constant)
+        parsed = json.loads(body.decode("utf-8-sig"), parse_constant=refuse_constant)
     except RecursionError:
         raise _too_deep("The body") from None
-    except ValueError:
-        parsed = None
+    except ValueError as error:
+        parsed, fault = None, str(error).partition(";")[0]
     if not isinstance(parsed, dict):
-        raise InvalidRequest("Malformed JSON request body.")
+        where = f" Send a JSON object in UTF-8: {fault}." * says_where
+        raise InvalidRequest(f"Malformed JSON request body.{where}")
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         _check_depth(parsed)
     if ESCAPED_SURROGATE.search(body):

@@ -7,12 +7,12 @@ from common.addresses import LOCAL
 from common.tokens import authorization_of
 from proxy.access.auth import Authenticator, Principal
 from proxy.access.policy import Policy
-from proxy.access.roles import Role, allowed_methods, needed_role, plain_path
+from proxy.access.roles import TEAM_PATHS, Role, allowed_methods, needed_role, plain_path
 from proxy.audit import AuditRecord
 from proxy.background import Aside
 from proxy.clients.origins import check_own_page, is_preflight
 from proxy.clients.request_head import RequestHead
-from proxy.errors import BadMethod, BadRequest, LoginNeeded, RoleNeeded, Unauthorized
+from proxy.errors import BadMethod, BadRequest, LoginNeeded, RoleNeeded, Unauthorized, UnknownRoute
 
 COOKIE = "hearth_token"
 
@@ -39,7 +39,7 @@ class Gate:
         self, record: AuditRecord, head: RequestHead, path: str
     ) -> tuple[Principal, Role]:
         """Returns the caller of a plain path and its role. Raises Unauthorized, LoginNeeded,
-        BadMethod, RoleNeeded or OriginNotAllowed."""
+        UnknownRoute, BadMethod, RoleNeeded or OriginNotAllowed."""
         authorization = authorization_of(head.fields.get)
         token = None if authorization else cookie_token(head)
         try:
@@ -51,8 +51,9 @@ class Gate:
         record.team_id, record.token_id = principal.team_id, principal.token_id
         needed = needed_role(record.method, path)
         if role < needed:
-            allowed = allowed_methods(path)
-            if allowed and record.method not in allowed:
+            if not (allowed := allowed_methods(path)):
+                raise UnknownRoute(record.method, path, TEAM_PATHS)
+            if record.method not in allowed:
                 raise BadMethod(record.method, path, ", ".join(allowed))
             raise RoleNeeded(f"{record.method} {path}"[:256], str(role), str(needed))
         is_read = record.method in ("GET", "HEAD") and needed < Role.OPERATOR
@@ -88,5 +89,4 @@ def cookie_token(head: RequestHead) -> str | None:
 
 def _wants_page(head: RequestHead) -> bool:
     """Returns whether a browser asks for a page, with which it cannot send a token."""
-    accepted = head.fields.get("accept", "").lower()
-    return head.method in ("GET", "HEAD") and "text/html" in accepted
+    return head.method in ("GET", "HEAD") and "text/html" in head.fields.get("accept", "").lower()

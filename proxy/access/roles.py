@@ -152,7 +152,6 @@ LINES: Mapping[Role, str] = {
 ROLE_BY_ROUTE: Mapping[str, Role] = {
     line.strip(): role for role, lines in LINES.items() for line in lines.strip().splitlines()
 }
-# What a team is told of instead of a path without a line.
 TEAM_PATHS = ", ".join(re.findall(r"(/v1/[^\s{]+)\n", LINES[Role.TEAM]))
 
 METHODS = sorted({route.partition(" ")[0] for route in ROLE_BY_ROUTE})

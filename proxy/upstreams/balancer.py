@@ -21,7 +21,7 @@ from enum import Enum
 from urllib.parse import urlsplit
 
 from proxy.clients.inbound import RoutingHints
-from proxy.errors import AllRowsBusy, UpstreamNotReady, UpstreamUnreachable
+from proxy.errors import AllRowsBusy, NoSuchModel, UpstreamNotReady, UpstreamUnreachable
 from proxy.upstreams.connections import ConnectionPool
 from proxy.upstreams.routes import NO_ROUTES, RouteBackend, Routes, rendezvous, servers_in_turn
 from proxy.upstreams.specs import UpstreamKeys, UpstreamSpec
@@ -156,12 +156,14 @@ class Balancer:
     # How many requests their preferred replica got (`kept`), or another (`moved`).
     affinity: Counter[str] = field(default_factory=Counter)
     upstreams: tuple[Upstream, ...] = ()  # replaced whole
+    listed_models: set[str] = field(default_factory=set)  # what upstreams have had since the start
 
     def __post_init__(self, specs: Sequence[UpstreamSpec]) -> None:
         self.replace(specs)
 
     def replace(self, specs: Sequence[UpstreamSpec]) -> None:
         """Takes a new list. Upstreams that stay keep their state; streams of the others run on."""
+        self.listed_models.update(*(spec.models for spec in specs))
         previous = {upstream.spec: upstream for upstream in self.upstreams}
         self.upstreams = tuple(
             previous.pop(spec) if spec in previous else self._make(spec) for spec in specs
@@ -197,15 +199,17 @@ class Balancer:
         A request that takes no row, for a model that nobody serves, may go to any upstream, because
         all have such routes. If all ready upstreams are ejected, one of them is tried, because its
         own answer says more than our memory. Raises UpstreamUnreachable if all are excluded,
-        UpstreamNotReady if none passes its health checks, and AllRowsBusy if waiting helps.
+        NoSuchModel if none ever had the model, UpstreamNotReady if none passes its health checks,
+        and AllRowsBusy if waiting helps.
         """
         if not self.upstreams:
             raise UpstreamNotReady("no upstream is listed")
         serving = self._serving(hints, excluded)
         if not serving:
-            raise UpstreamUnreachable(
-                f"no upstream left for model {hints.model!r} of {len(self.upstreams)}"
-            )
+            # None: perhaps it is not readable.
+            is_known = hints.model in {None, *self.listed_models} or self.route_of(hints)
+            error = UpstreamUnreachable if is_known else NoSuchModel
+            raise error(f"no upstream left for model {hints.model!r} of {len(self.upstreams)}")
         usable = [upstream for upstream in serving if self.is_usable(upstream)]
         candidates = usable or [upstream for upstream in serving if _may_answer(upstream)]
         if not candidates:

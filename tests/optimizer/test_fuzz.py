@@ -189,7 +189,7 @@ def test_sound_systems_with_extreme_numbers_are_answered(app: Flask, body: dict[
 
 
 @settings(
-    max_examples=EXAMPLES // 4,
+    max_examples=EXAMPLES // 10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(body=systems())
@@ -230,7 +230,7 @@ def tunings(draw: st.DrawFn) -> dict[str, Any]:
     return {**speed, "maxBatchSize": 8, "avgOutTokens": 64, "observations": told}
 
 
-@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=tunings())
 def test_what_the_tuner_answers_is_taken_back(app: Flask, body: dict[str, Any]) -> None:
     client = app.test_client()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.clients.inbound import RoutingHints
-from proxy.errors import UpstreamNotReady, UpstreamUnreachable
+from proxy.errors import NoSuchModel, UpstreamNotReady, UpstreamUnreachable
 from proxy.upstreams.balancer import FIRST_COOLDOWN_S, Balancer, UpstreamHealth
 from proxy.upstreams.specs import UpstreamSpec, parse_upstreams
 
@@ -221,8 +221,11 @@ def test_models_restrict_the_choice(clock: Clock) -> None:
     balancer = make_balancer(clock, *specs)
     assert {serve(balancer, str(i), "large") for i in range(20)} == {"b:1"}
     only = make_balancer(clock, specs[0])
-    with pytest.raises(UpstreamUnreachable):
+    with pytest.raises(NoSuchModel):
         only.choose(RoutingHints("large", takes_row=True))
+    only.replace([UpstreamSpec("http://b:1", models=("large",))])
+    with pytest.raises(UpstreamUnreachable, match="reachable"):
+        only.choose(RoutingHints("small", takes_row=True))
 
 
 def test_what_is_for_no_served_model_goes_to_any_unless_it_takes_a_row(clock: Clock) -> None:
@@ -233,7 +236,7 @@ def test_what_is_for_no_served_model_goes_to_any_unless_it_takes_a_row(clock: Cl
     assert {serve(balancer, str(i), "b") for i in range(20)} == {b.name}
     with pytest.raises(UpstreamUnreachable):
         balancer.choose(RoutingHints("b"), {b})
-    with pytest.raises(UpstreamUnreachable):
+    with pytest.raises(UpstreamUnreachable, match="reachable"):
         balancer.choose(RoutingHints(takes_row=True))
 
 

@@ -136,7 +136,7 @@ def parse_native_body(
 ) -> NativeBody:
     """Returns the body, as `web.fields.parse` does. Raises InvalidRequest that names a missing
     text, else the first field of a wrong type, else the first one out of bounds."""
-    parsed = parse_object(body)
+    parsed = parse_object(body, says_where=False)
     try:
         return kind.model_validate(parsed, context=aside or LeftAside(kind))
     except ValidationError as error:

@@ -74,6 +74,30 @@ def test_bad_bodies(client: FlaskClient, body: str, message: str) -> None:
 def test_what_is_not_declared_json_is_refused(client: FlaskClient) -> None:
     response = client.post("/inference", data='{"text": "a"}', content_type="text/plain")
     assert_error(response, 400, "Request was not JSON")
+    assert response.get_json()["message"] == "Request was not JSON"
+
+
+@given(
+    path=st.sampled_from(["/v1/chat/completions", "/v1/responses", "/openai/v1/embeddings"]),
+    declared=st.sampled_from(["application/x-www-form-urlencoded", "", "text/plain", "json"]),
+)
+def test_a_body_that_is_not_declared_json_is_told_the_header(
+    client: FlaskClient, path: str, declared: str
+) -> None:
+    response = client.post(path, data='{"input": "a"}', content_type=declared or None)
+    remedy = f"its Content-Type is '{declared}'; send application/json."
+    assert_error(response, 400, f"Request was not JSON: {remedy}")
+
+
+def test_a_wrong_method_is_told_the_right_ones(client: FlaskClient) -> None:
+    rules = [rule for rule in client.application.url_map.iter_rules() if not rule.arguments]
+    for rule in rules:
+        allowed = {m for each in rules if each.rule == rule.rule for m in each.methods or ()}
+        response = client.delete(rule.rule)
+        if "DELETE" not in allowed:
+            methods, told = ", ".join(sorted(allowed)), response.get_json()["error"]["message"]
+            assert told == f"DELETE {rule.rule}: Method Not Allowed; send {methods}"
+            assert (response.status_code, response.headers["Allow"]) == (405, methods)
 
 
 def send_encoded(client: FlaskClient, data: bytes, encoding: str = "gzip") -> Any:

@@ -1,6 +1,7 @@
 """Values that clients write in forms of their own and mean no harm by, in every field of a body."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -36,11 +37,14 @@ FIELDS = [
 ]
 
 
+def read(kind: type[Body], body: bytes) -> Body:
+    return parse_native_body(NativeBody, body) if kind is NativeBody else parse(kind, body)
+
+
 def outcome(kind: type[Body], **fields: Any) -> object:
     """The body, or why it is refused."""
-    body = json.dumps(LEAST[kind] | fields).encode()
     try:
-        return parse_native_body(NativeBody, body) if kind is NativeBody else parse(kind, body)
+        return read(kind, json.dumps(LEAST[kind] | fields).encode())
     except InvalidRequest as refused:
         return str(refused).replace("type=number", "type=integer")
 
@@ -101,3 +105,23 @@ def test_a_seed_of_minus_one_is_drawn_anew(kind: type[Body]) -> None:
 
     assert len(seeds(-1)) == 4
     assert len(seeds(-2)) == len(seeds(7)) == 1
+
+
+@pytest.mark.parametrize("kind", LEAST)
+def test_a_byte_order_mark_is_left_out(kind: type[Body]) -> None:
+    body = json.dumps(LEAST[kind]).encode()
+    assert read(kind, b"\xef\xbb\xbf" + body) == read(kind, body)
+
+
+@pytest.mark.parametrize("kind", LEAST)
+def test_a_malformed_body_is_told_where(kind: type[Body]) -> None:
+    """By all but the native routes, which have the reference's words."""
+    body = json.dumps(LEAST[kind]).encode()
+    for broken in (*(body[:size] for size in range(len(body))), body + b"}", body[:-1] + b",}"):
+        with pytest.raises(InvalidRequest) as refused:
+            read(kind, broken)
+        place = r" Send a JSON object in UTF-8: .*: line 1 column \d+ \(char \d+\)\."
+        told = str(refused.value).removeprefix("Malformed JSON request body.")
+        assert re.fullmatch("" if kind is NativeBody else place, told)
+    with pytest.raises(InvalidRequest, match=r"(body\.|it is no object\.)$"):
+        read(kind, b"[]")
