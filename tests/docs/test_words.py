@@ -7,6 +7,7 @@ import re
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ IN_COMMENT = re.compile(rf"#[# ]*{NO_SENTENCE.pattern}", re.IGNORECASE)
 SHARED = {"Settings", "Server", "StartupError", "Body"}
 SHARED_NAMES = 53  # names of public classes in several modules: rename one, and lower this
 
+parsed = cache(ast.parse)
+
 
 def openings(source: str) -> Iterator[tuple[int, str]]:
     """Yields (line, text) of each docstring and of each comment, where it begins; of comments only
@@ -43,7 +46,7 @@ def openings(source: str) -> Iterator[tuple[int, str]]:
             if not (is_own_line and line == last_line + 1):
                 yield line, token.string.lstrip("# ")
             last_line = line if is_own_line else 0
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield node.lineno, text.strip()
@@ -53,7 +56,7 @@ def public_classes() -> dict[str, set[Path]]:
     found = defaultdict(set)
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path.read_text())):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found[node.name].add(path.relative_to(ROOT))
     return found

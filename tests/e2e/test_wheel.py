@@ -153,14 +153,7 @@ def test_it_serves_a_format(name: str, stack: Stack) -> None:
 
 
 def test_there_is_no_torch(commands: Path) -> None:
-    there = "import importlib.util, sys; print([*map(importlib.util.find_spec, sys.argv[1:])])"
-    command = [
-        str(commands / "python"),
-        "-c",
-        there,
-        "torch",
-        "transformers",
-        "safetensors",
-        "scipy",
-    ]
+    names = ["torch", "transformers", "safetensors", "scipy"]
+    asked = "import importlib.util, sys; print([*map(importlib.util.find_spec, sys.argv[1:])])"
+    command = [str(commands / "python"), "-c", asked, *names]
     assert subprocess.check_output(command, text=True, timeout=TIMEOUT_S) == f"{4 * [None]}\n"
