@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
 
 from optimizer.app import create_app
 from optimizer.model.latency import PhaseModel
 from optimizer.model.queueing import Replica
-from optimizer.model.tuning import GATE, MAX_REFUSALS, Mean, SpeedTuner
+from optimizer.model.tuning import GATE, MAX_REFUSALS, MAX_VARIANCE, Mean, SpeedTuner
 from optimizer.settings import Settings
 
 ALPHA_MS, BETA_MS, GAMMA_MS, DELTA_MS = 5.0, 0.5, 8.0, 0.02
@@ -218,6 +220,14 @@ def test_state_that_is_sent_along_goes_on(client: FlaskClient) -> None:
         state = answer["state"]
     assert whole is not None
     assert state == pytest.approx(whole["state"])
+
+
+@given(st.floats(1e6, 1e12))
+def test_what_is_not_known_for_any_time_stays_within_its_bound(passed_s: float) -> None:
+    tuner = SpeedTuner(at_s=0.0)
+    seen = (10.0, 0.1), (None, 0.1)
+    assert tuner.observe(passed_s, *seen, 0.0, lambda decode, prefill, load: (10 * decode, 1.0))
+    assert tuner.covariance.max() <= MAX_VARIANCE
 
 
 def test_state_at_its_bounds_is_taken_back(client: FlaskClient) -> None:
