@@ -27,7 +27,10 @@ EXTRAS: dict[str, list[str]] = METADATA["optional-dependencies"]
 # Packages of ours, whole but for what is named after them, by the files that they need
 # beside requirements-core.txt.
 PARTS = {
-    "": "common -common.numerics proxy scripts.agent scripts.hearth scripts.init scripts.jwt_util",
+    "": (
+        "common -common.numerics -common.gguf_header "
+        "proxy scripts.agent scripts.hearth scripts.init scripts.jwt_util"
+    ),
     "requirements-serve.txt": (
         "inference_api -inference_api.engine.cuda scripts.serve scripts.bundle "
         "scripts.fetch_smollm2"

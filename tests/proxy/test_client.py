@@ -98,7 +98,8 @@ def test_idle_connection_is_closed_after_its_time(hasty: ProxyProcess) -> None:
     [
         ("/x", b"", MIB, b"401"),
         ("/x", b"Authorization: Bearer x\r\n", MIB, b"401"),
-        ("/x", f"Authorization: Bearer {make_token(role='team')}\r\n".encode(), MIB, b"403"),
+        ("/x", f"Authorization: Bearer {make_token(role='team')}\r\n".encode(), MIB, b"404"),
+        ("/drain", f"Authorization: Bearer {make_token(role='team')}\r\n".encode(), MIB, b"403"),
         ("/x", f"Authorization: Bearer {make_token(team_id='spent')}\r\n".encode(), MIB, b"429"),
         ("/x", AUTH, 10**9, b"413"),
         ("/login", b"Sec-Fetch-Site: same-origin\r\n", MIB, b"413"),
