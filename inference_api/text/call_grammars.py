@@ -180,7 +180,7 @@ def _body(is_required: bool, has_text: bool, names: Sequence[str], marks: Marks)
     if marks.dialect == "harmony":
         yield from _harmony_body(is_required, marks, "text" if has_text else "TEXT")
     elif is_required or has_text:
-        yield f"body: {marks(trigger)} calls" + " | text" * has_text
+        yield f"body: {marks(trigger)} calls{' | text' if has_text else ''}"
     elif not trigger:
         yield from _whole_or_text(names, marks)
     elif marks.is_token(trigger):

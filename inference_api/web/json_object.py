@@ -40,8 +40,10 @@ def parse_object(body: bytes, says_where: bool = True) -> dict[str, object]:
     except ValueError as error:
         parsed, fault = None, str(error).partition(";")[0]
     if not isinstance(parsed, dict):
-        where = f" Send a JSON object in UTF-8: {fault}." * says_where
-        raise InvalidRequest(f"Malformed JSON request body.{where}")
+        message = "Malformed JSON request body."
+        if says_where:
+            message += f" Send a JSON object in UTF-8: {fault}."
+        raise InvalidRequest(message)
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         _check_depth(parsed)
     if ESCAPED_SURROGATE.search(body):

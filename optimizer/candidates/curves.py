@@ -57,10 +57,10 @@ def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> Service
 
 def _times(body: BodyT, factor: float, *names: str, **others: Any) -> BodyT:
     """Returns an object with these fields multiplied, and only `others` besides."""
-    multiplied: dict[str, Any] = {
-        name: min(max(factor * getattr(body, name), LEAST_MS * (name == "ms")), MAX_AMOUNT)
-        for name in names
-    }
+    multiplied: dict[str, Any] = {}
+    for name in names:
+        least = LEAST_MS if name == "ms" else 0.0
+        multiplied[name] = min(max(factor * getattr(body, name), least), MAX_AMOUNT)
     return cast(BodyT, body.model_construct(**multiplied, **others))
 
 

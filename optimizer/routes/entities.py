@@ -155,12 +155,11 @@ def add_read_routes(http: HttpRoutes, service: OptimizerService) -> None:
 
 def _add_reads(http: HttpRoutes, service: OptimizerService, kind: EntityKind) -> None:
     is_first = kind is ACCELERATORS
+    as_reference = "; as a bare list, which the reference's server sends, with format=list"
 
     @http.get(kind.path("get", kind.words))
     @operation(
-        f"All {kind.words}"
-        + "; as a bare list, which the reference's server sends, with format=list" * is_first
-        + ".",
+        f"All {kind.words}{as_reference if is_first else ''}.",
         {200: (kind.data, list[AcceleratorSpec]) if is_first else kind.data},
         query=BARE_LIST if is_first else {},
     )
