@@ -152,7 +152,12 @@ LINES: Mapping[Role, str] = {
 ROLE_BY_ROUTE: Mapping[str, Role] = {
     line.strip(): role for role, lines in LINES.items() for line in lines.strip().splitlines()
 }
-TEAM_PATHS = ", ".join(re.findall(r"(/v1/[^\s{]+)\n", LINES[Role.TEAM]))
+# What a team is told of instead of a path without a line.
+TEAM_PATHS = ", ".join(
+    route.partition(" ")[2]
+    for route, role in ROLE_BY_ROUTE.items()
+    if role is Role.TEAM and " /v1/" in route and "{" not in route
+)
 
 METHODS = sorted({route.partition(" ")[0] for route in ROLE_BY_ROUTE})
 _PARAMETER = re.compile(r"\\\{\w+\\\}")
