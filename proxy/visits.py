@@ -20,7 +20,10 @@ from proxy.background import Aside
 from proxy.clients.client import Exchange
 from proxy.clients.crowd import Crowd
 from proxy.clients.inbound import (
+    NO_ROOM,
+    BodyRoom,
     InboundRequest,
+    is_json,
     num_inspected_bytes,
     read_hints,
     takes_row,
@@ -84,6 +87,7 @@ class Visit:
     currency: str = ""
     meter: UsageMeter | None = None
     takes_row: bool = False
+    num_prompt_bytes: int | None = None  # for an estimate
     has_begun_answer: bool = False
 
 
@@ -100,6 +104,7 @@ class Visits:
         self._audit = audit
         self._gate = Gate(parts.authenticator, parts.policy, aside)
         self._admissions = Admissions(parts.limits, aside)
+        self._body_room = BodyRoom()
         self.sleepers = Sleepers(settings, parts.balancer, aside)
         self.forwarder = Forwarder(settings, parts.balancer, self.sleepers)
         self.running: set[Exchange] = set()
@@ -147,9 +152,12 @@ class Visits:
         if policy.has_limits:
             visit.admission = await self._admissions.admit(principal.team_id, policy)
         if not body.is_empty:
-            await body.read_prefix(self._settings.max_content_length)
+            room = self._body_room if is_json(head) else NO_ROOM
+            await body.read_prefix(self._settings.max_content_length, room=room)
         visit.takes_row = takes_row(head.method, path)
         hints = read_hints(head, body, visit.takes_row)
+        if visit.takes_row:
+            visit.num_prompt_bytes = num_inspected_bytes(head, body)
         if head.method in SAFE_METHODS and (model := model_of(path)) != hints.model:
             hints = hints._replace(model=model)
         record.model = hints.model[:128] if hints.model else None
@@ -163,6 +171,7 @@ class Visits:
         request = InboundRequest(head, body, hints, *caller)
         _check_model(request, policy)
         reply = await self.forwarder.open(request)
+        body.release()
         try:
             is_list = path == LIST_PATH and (head.method, reply.head.status) == ("GET", 200)
             upstreams = self._parts.balancer.with_other_models(reply.upstream) if is_list else []
@@ -289,6 +298,7 @@ class Visits:
     def _settle(self, visit: Visit) -> None:
         """Charges the team, and writes the audit line. Called exactly once per visit."""
         record = visit.record
+        visit.exchange.body.release()
         record.bytes_in = visit.exchange.body.num_read_bytes
         num_tokens, cost_nanos = 0, 0
         if (usage := _usage(visit)) is not None:
@@ -306,12 +316,10 @@ class Visits:
 
 
 def _usage(visit: Visit) -> Usage | None:
-    exchange, num_prompt_bytes = visit.exchange, None
-    if visit.takes_row:
-        num_prompt_bytes = num_inspected_bytes(exchange.head, exchange.body)
+    num_prompt_bytes = visit.num_prompt_bytes
     if visit.meter is not None:
         return visit.meter.usage(num_prompt_bytes)
-    has_left = exchange.abort_reason is Outcome.CLIENT_GONE and visit.record.queue_ms is None
+    has_left = visit.exchange.abort_reason is Outcome.CLIENT_GONE and visit.record.queue_ms is None
     return estimated_usage(num_prompt_bytes) if has_left and num_prompt_bytes else None
 
 

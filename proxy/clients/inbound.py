@@ -13,12 +13,20 @@ from pydantic_core import from_json
 from proxy.clients.request_head import RequestHead
 from proxy.errors import BadRequest, BodyTooLarge, ProxyError
 
-# Bytes of a body that are read before an upstream is chosen: enough for a prompt of some 60,000
-# tokens. A body up to this size is inspected, and can be sent again to another upstream. A longer
-# one is streamed through from there on.
+# A body that is read whole before an upstream is chosen is inspected, and can be sent again to
+# another upstream. Every body may have INSPECTED_BYTES, enough for a prompt of some 60,000 tokens,
+# and JSON up to LONG_BYTES, from room that all long bodies share. Others are streamed through from
+# there on.
 INSPECTED_BYTES = 256 * 1024
-# A compressed body is inspected up to the same size after decompression. A body that cannot be
-# read here, as in other encodings, names no model, and is refused to a team with a list of models.
+LONG_BYTES = 4 * 1024 * 1024
+ROOM_BYTES = 32 * LONG_BYTES
+# Reading more lists and objects than this would hold up other requests for too long. OpenAI's SDKs
+# send the messages first, so the model may stand behind all of them.
+MAX_CONTAINERS = 100_000
+# A compressed body is inspected up to LONG_BYTES after decompression, and to so many times its own
+# size, or it would cost much to read and little to send. A body that cannot be read here, as in
+# other encodings, names no model, and is refused to a team with a list of models.
+MAX_RATIO = 8
 GZIP = ("gzip", "x-gzip")
 GZIP_ONLY = zlib.MAX_WBITS | 16  # zlib's flag for a gzip header
 # Characters of a prompt, or of a session's name, that decide its replica: enough to tell system
@@ -57,6 +65,22 @@ class BodySource(Protocol):
         """Tells a client that waits for "100 Continue" to send the body."""
 
 
+class BodyRoom:
+    """Bytes that long bodies may hold together until their upstreams answer. Event loop only."""
+
+    def __init__(self, num_bytes: int = ROOM_BYTES) -> None:
+        self.num_free_bytes = num_bytes
+
+    def take(self, num_bytes: int) -> bool:
+        if num_bytes > self.num_free_bytes:
+            return False
+        self.num_free_bytes -= num_bytes
+        return True
+
+
+NO_ROOM = BodyRoom(0)
+
+
 class RequestBody:
     """The part of a request's body that has come. The connection feeds it, and the request reads
     it. Event loop only."""
@@ -75,6 +99,8 @@ class RequestBody:
         self._error: ProxyError | None = None
         self._pieces: list[bytes] = []
         self._num_held_bytes = 0
+        self._room = NO_ROOM
+        self._num_room_bytes = 0  # taken
         self._has_changed = asyncio.Event()
 
     def feed(self, piece: bytes) -> None:
@@ -82,7 +108,7 @@ class RequestBody:
         self.num_read_bytes += len(piece)
         self._num_held_bytes += len(piece)
         self._pieces.append(piece)
-        if self._num_held_bytes > INSPECTED_BYTES:
+        if self._num_held_bytes > INSPECTED_BYTES + self._num_room_bytes:
             self._hold_back(True)
         self._has_changed.set()
 
@@ -96,14 +122,33 @@ class RequestBody:
         self.is_ended = True
         self._has_changed.set()
 
-    async def read_prefix(self, max_bytes: int, remedy: str = REMEDY) -> None:
-        """Waits for the first INSPECTED_BYTES, or for the whole body. Raises BodyTooLarge."""
+    async def read_prefix(
+        self, max_bytes: int, remedy: str = REMEDY, room: BodyRoom = NO_ROOM
+    ) -> None:
+        """Waits for the whole body, or for as much as may be held. Raises BodyTooLarge. Call
+        `release` in the end, whatever happens."""
+        self._room = room
         _check_size(self.length or 0, max_bytes, remedy)
-        while not self.is_ended and self._num_held_bytes < min(INSPECTED_BYTES, max_bytes + 1):
+        while not self.is_ended and self._num_held_bytes <= max_bytes and self._may_hold():
+            self._hold_back(False)
             await self._wait()
         _check_size(self.num_read_bytes, max_bytes, remedy)
+        self.is_complete = self.is_ended and self._may_hold()
         self.prefix = self._take()
-        self.is_complete = self.is_ended and len(self.prefix) <= INSPECTED_BYTES
+
+    def _may_hold(self) -> bool:
+        """Returns whether all that has come may be held. Takes room for it."""
+        missing = self._num_held_bytes - INSPECTED_BYTES - self._num_room_bytes
+        if missing > 0 and self._num_held_bytes <= LONG_BYTES and self._room.take(missing):
+            self._num_room_bytes += missing
+            return True
+        return missing <= 0
+
+    def release(self) -> None:
+        """Drops the prefix, which is not sent again, and gives its room back."""
+        self.prefix = b""
+        self._room.num_free_bytes += self._num_room_bytes
+        self._num_room_bytes = 0
 
     async def rest(self, max_bytes: int) -> AsyncIterator[bytes]:
         """Yields the pieces after the prefix, once. Raises BodyTooLarge."""
@@ -197,6 +242,10 @@ def _without_deployment(path: str) -> str:
     return f"/v1{deployed[2]}" if deployed else path
 
 
+def is_json(head: RequestHead) -> bool:
+    return "json" in head.fields.get("content-type", "").lower()
+
+
 def read_hints(head: RequestHead, body: RequestBody, takes_row: bool = False) -> RoutingHints:
     """Returns the hints in a JSON body. The native routes name the model in their path, and ignore
     a model in the body; so does this function. Raises BadRequest for a "Model" in capitals, which
@@ -224,11 +273,13 @@ def read_hints(head: RequestHead, body: RequestBody, takes_row: bool = False) ->
 
 
 def _json_fields(head: RequestHead, body: RequestBody) -> dict[str, Any] | None:
-    content_type = head.fields.get("content-type", "").lower()
-    if "json" not in content_type or not body.is_complete or not body.prefix:
+    if not is_json(head) or not body.is_complete or not body.prefix:
         return None
     try:
-        fields = parsed(_decoded(head, body.prefix))
+        content = _decoded(head, body.prefix)
+        if content.count(b"[") + content.count(b"{") > MAX_CONTAINERS:
+            return None
+        fields = parsed(content)
     except (ValueError, RecursionError):
         return None  # the upstream can say better what is wrong with it
     return fields if isinstance(fields, dict) else None
@@ -260,11 +311,12 @@ def _decoded(head: RequestHead, prefix: bytes) -> bytes:
     if encoding not in GZIP:
         raise ValueError(encoding)
     decompressor = zlib.decompressobj(GZIP_ONLY)
+    max_bytes = min(LONG_BYTES, max(INSPECTED_BYTES, MAX_RATIO * len(prefix)))
     try:
-        content = decompressor.decompress(prefix, INSPECTED_BYTES + 1)
+        content = decompressor.decompress(prefix, max_bytes + 1)
     except zlib.error as error:
         raise ValueError("no gzip") from error
-    if len(content) > INSPECTED_BYTES or not decompressor.eof or decompressor.unused_data:
+    if len(content) > max_bytes or not decompressor.eof or decompressor.unused_data:
         raise ValueError("not one gzip member of this size")
     return content
 

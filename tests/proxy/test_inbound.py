@@ -1,15 +1,20 @@
 """What the proxy reads from a request to route it."""
 
 import asyncio
+import gzip
 import json
+import random
 from collections.abc import Callable
+from unittest.mock import patch
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.clients import inbound
 from proxy.clients.inbound import (
+    BodyRoom,
     RequestBody,
     RoutingHints,
     parsed,
@@ -18,7 +23,7 @@ from proxy.clients.inbound import (
     target_fault,
 )
 from proxy.clients.request_head import RequestHead
-from proxy.errors import BadRequest
+from proxy.errors import BadRequest, ClientGone
 
 LEAVES = [b"NaN", b"-Infinity", b"1e999", b"-0", b"0.1", b"01", b"-", b"9" * 5000, b"true", b"tru"]
 LEAVES += [
@@ -67,6 +72,94 @@ def hints_of(
         body.end()
     asyncio.run(body.read_prefix(10_000_000))
     return read_hints(head, body)
+
+
+class Connection:
+    """Sends pieces to a body whenever that reads, one for each turn of the loop."""
+
+    def __init__(self, pieces: list[bytes], room: BodyRoom) -> None:
+        self.body = RequestBody(RequestHead("POST", "/", {"transfer-encoding": "chunked"}), self)
+        self.pieces, self.room = pieces, room
+
+    def set_reading(self, is_reading: bool) -> None:
+        if is_reading:
+            asyncio.get_running_loop().call_soon(self.send)
+
+    def invite_body(self) -> None: ...
+
+    def send(self) -> None:
+        if self.pieces and not self.body.is_held_back:
+            self.body.feed(self.pieces.pop(0))
+            self.set_reading(True)
+        elif not self.pieces:
+            self.body.end()
+
+    async def read(self) -> bytes:
+        self.set_reading(True)
+        await self.body.read_prefix(10_000_000, room=self.room)
+        return self.body.prefix
+
+    async def rest(self) -> bytes:
+        return b"".join([piece async for piece in self.body.rest(10_000_000)])
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=9), max_size=12),
+    st.integers(1, 20),
+    st.integers(0, 60),
+    st.integers(0, 80),
+)
+def test_long_body_is_whole_where_it_has_room_and_streamed_where_it_has_none(
+    pieces: list[bytes], inspected: int, more: int, room_bytes: int
+) -> None:
+    whole, room, long = b"".join(pieces), BodyRoom(room_bytes), inspected + more
+
+    async def read() -> None:
+        body = (connection := Connection(pieces, room)).body
+        prefix = await connection.read()
+        has_room = len(whole) <= min(long, inspected + room_bytes)
+        assert body.is_complete == (len(whole) <= inspected or has_room)
+        assert (prefix == whole) if body.is_complete else len(prefix) <= long + 9
+        assert room_bytes - room.num_free_bytes <= max(0, min(len(prefix), long) - inspected)
+        assert prefix + await connection.rest() == whole
+        for _ in range(2):
+            body.release()
+            assert (body.prefix, room.num_free_bytes) == (b"", room_bytes)
+
+    with patch.multiple(inbound, INSPECTED_BYTES=inspected, LONG_BYTES=long):
+        asyncio.run(asyncio.wait_for(read(), 60))
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_room_of_a_body_whose_client_leaves_is_anothers(at_once: int) -> None:
+    room = BodyRoom(at_once)
+
+    async def leave() -> None:
+        reader = asyncio.create_task((connection := Connection([b"xx"] * at_once, room)).read())
+        while connection.pieces:
+            await asyncio.sleep(0)
+        connection.body.fail(ClientGone("left"))
+        with pytest.raises(ClientGone):
+            await reader
+        connection.body.release()
+        assert room.num_free_bytes == at_once
+
+    with patch.multiple(inbound, INSPECTED_BYTES=1, LONG_BYTES=99):
+        asyncio.run(asyncio.wait_for(leave(), 60))
+
+
+@pytest.mark.parametrize(("times", "is_read"), [(1, True), (4, True), (6, False), (99, False)])
+def test_compressed_body_is_read_up_to_so_many_times_its_size(times: int, is_read: bool) -> None:
+    noise = random.Random(0).randbytes(100_000).hex()
+    data = f'{{"a": "{noise}", "b": "{"x" * (times - 1) * len(noise)}", "model": "m"}}'.encode()
+    sent = gzip.compress(data)
+    fields = {"content-type": "application/json", "content-encoding": "gzip"}
+    head = RequestHead("POST", "/v1/completions", fields | {"content-length": str(len(sent))})
+    body = RequestBody(head, NoSource())
+    body.feed(sent)
+    body.end()
+    asyncio.run(body.read_prefix(10_000_000, room=BodyRoom()))
+    assert read_hints(head, body).model == ("m" if is_read else None)
 
 
 def test_a_growing_conversation_keeps_its_key() -> None:

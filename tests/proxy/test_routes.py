@@ -1,5 +1,6 @@
 """Shares of servers in a model's requests, and who answers when a server is full or down."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -163,7 +164,9 @@ Fleet = Mapping[str, ScriptedUpstream]
 
 
 @contextmanager
-def fleet(folder: Path, routes: str, **scripts: Script) -> Iterator[tuple[ProxyProcess, Fleet]]:
+def fleet(
+    folder: Path, routes: str, max_bytes: int = 4 * 1024 * 1024, **scripts: Script
+) -> Iterator[tuple[ProxyProcess, Fleet]]:
     """A proxy with a replica for each script, of the server of its name before any digits."""
     replicas = {name: ScriptedUpstream() for name in scripts}
     for name, script in scripts.items():
@@ -177,7 +180,13 @@ def fleet(folder: Path, routes: str, **scripts: Script) -> Iterator[tuple[ProxyP
     (folder / "routes.yaml").write_text(routes)
     upstreams, file = str(folder / "upstreams.yaml"), str(folder / "routes.yaml")
     try:
-        with running_proxy(folder, "x", UPSTREAMS_FILE=upstreams, ROUTES_FILE=file) as proxy:
+        with running_proxy(
+            folder,
+            "x",
+            UPSTREAMS_FILE=upstreams,
+            ROUTES_FILE=file,
+            MAX_CONTENT_LENGTH=str(max_bytes),
+        ) as proxy:
             yield proxy, replicas
     finally:
         for replica in replicas.values():
@@ -252,11 +261,27 @@ def test_what_may_have_started_is_not_given_to_another_server(
         assert not replicas["spare"].seen(PATH)
 
 
+def test_long_conversation_has_its_route_and_goes_on_where_a_server_is_full(tmp_path: Path) -> None:
+    """Its model comes last, as OpenAI's SDKs send it."""
+    with fleet(tmp_path, FIRST_AND_SPARE, first=busy, spare=answer) as (proxy, replicas):
+        long = {"prompt": "x" * 3_000_000, "model": "chat"}
+        asked = json.dumps(long).encode()
+        for data in (asked, iter([asked[:100], asked[100:]])):
+            headers = bearer() | {"Content-Type": "application/json"}
+            reply = requests.post(proxy.url + PATH, data, headers=headers, timeout=DEADLINE_S)
+            assert (reply.status_code, reply.text) == (200, "answered")
+        assert [json.loads(each.body) for each in replicas["spare"].seen(PATH)] == [long, long]
+
+
 def test_body_too_large_to_keep_is_sent_once(tmp_path: Path) -> None:
     """It names no model that can be read, so that it has no route, nor a server of any model."""
-    with fleet(tmp_path, FIRST_AND_SPARE, first=busy, spare=answer) as (proxy, replicas):
-        assert ask(proxy, pad="x" * 300_000).status_code == 502
-        assert not any(replica.seen(PATH) for replica in replicas.values())
+    many = 5 * 1024 * 1024
+    with fleet(tmp_path, FIRST_AND_SPARE, many + 100, first=busy) as (
+        proxy,
+        replicas,
+    ):
+        assert ask(proxy, pad="x" * many).status_code == 502
+        assert not replicas["first"].seen(PATH)
 
 
 def test_edited_routes_are_taken_without_a_restart(tmp_path: Path) -> None:
