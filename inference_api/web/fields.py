@@ -45,7 +45,6 @@ REMEDIES = {
     "function_call": "give tool_choice, or tool_calls in a message, which took its place",
     "functions": "give tools, which took its place",
     "previous_response_id": "leave it out and send all items in input, as nothing is kept",
-    "top_logprobs": "leave it out, or ask /v1/chat/completions for them",
 }
 
 Json = dict[str, Any]

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from lab.kit.servers import TIMEOUT_S, ServedApi
 from tests.e2e.test_tools import MODEL, SCHEMAS, check_arguments
 
+LOGPROBS = "message.output_text.logprobs"
 TOOLS: list[Any] = [
     {"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS.items()
 ]
@@ -204,6 +205,44 @@ def test_the_stream_helper_reads_calls_and_parsed_texts(client: openai.OpenAI) -
         assert Person.model_validate(call.parsed_arguments)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"top_logprobs": 3}, {"include": [LOGPROBS], "top_logprobs": 3}]
+)
+def test_logprobs_are_those_of_a_chat_wherever_they_stand(
+    client: openai.OpenAI, fields: dict[str, Any]
+) -> None:
+    hello: list[Any] = [{"role": "user", "content": "hi"}]
+    chat = client.chat.completions.create(
+        model=MODEL, messages=hello, max_tokens=9, seed=1, logprobs=True, top_logprobs=3
+    )
+    assert chat.choices[0].logprobs is not None
+    wanted = [entry.model_dump() for entry in chat.choices[0].logprobs.content or ()]
+    for entry in [*wanted, *(top for each in wanted for top in each["top_logprobs"])]:
+        entry["bytes"] = entry["bytes"] or []
+    events = list(ask(client, max_output_tokens=9, stream=True, **fields))
+    told = {
+        kind: [
+            each.to_dict()
+            for event in events
+            if event.type == f"response.output_text.{kind}"
+            for each in event.logprobs
+        ]
+        for kind in ("delta", "done")
+    }
+    assert told == {"delta": wanted, "done": wanted}
+    for response in (events[-1].response, ask(client, max_output_tokens=9, **fields)):
+        assert response.top_logprobs == 3
+        assert [each.to_dict() for each in response.output[0].content[0].logprobs] == wanted
+
+
+def test_logprobs_without_likelier_tokens_are_included(api: ServedApi) -> None:
+    answer = api.post("/v1/responses", model=MODEL, input="hi", include=[LOGPROBS, "other"])
+    entries = answer.json()["output"][0]["content"][0]["logprobs"]
+    assert entries
+    assert not any(entry["top_logprobs"] for entry in entries)
+    assert answer.headers["X-Hearth-Ignored"] == "include"
+
+
 def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
     neutral: dict[str, Any] = {
         "background": False,
@@ -226,8 +265,8 @@ def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id",
          "is not served; leave it out and send all items in input, as nothing is kept"),
-        ({"top_logprobs": 3}, "top_logprobs",
-         "is not served; leave it out, or ask /v1/chat/completions for them"),
+        ({"top_logprobs": 21}, "top_logprobs", "is 21; give 20 or less"),
+        ({"include": ["a"] * 65}, "include", "include: has 65 entries; give 64 or fewer"),
         ({"background": True}, "background", "is not served; leave it out or give false"),
         ({"input": []}, "input", "input: has 0 entries"),
         ({"input": ""}, "input", "input: is empty"),

@@ -1,4 +1,4 @@
-"""Writes log probabilities in the formats of OpenAI's two routes.
+"""Writes log probabilities in the formats of OpenAI's routes.
 
 `bytes` are the token's own, so that the bytes of all tokens joined are the text's. A token that is
 part of a character has some of the character's bytes; a special token, which adds no text, has
@@ -8,6 +8,7 @@ none.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import pairwise
 
 from inference_api.apis.openai import wire
 from inference_api.request import ScoredToken
@@ -93,6 +94,8 @@ class Logprobs:
         self._offsets = TextOffsets(tokenizer, kept)
         self._is_chat = is_chat
         self._prompt_tokens_left = num_prompt_tokens
+        self._ahead = b""  # bytes that `of_text` has found in no text so far
+        self._begins: list[tuple[int, ScoredToken]] = []  # their tokens, by places in `_ahead`
 
     def shape(self, tokens: Sequence[ScoredToken], end: int | None = None) -> LogprobsAnswer:
         """Returns the log probabilities of the next tokens; with `end`, only of tokens that begin
@@ -109,6 +112,25 @@ class Logprobs:
             kept.append(token)
             offsets.append(offset)
         return self._of_chat(kept) if self._is_chat else self._of_completion(kept, offsets)
+
+    def of_text(self, tokens: Sequence[ScoredToken], text: str) -> list[wire.ChatLogprob]:
+        """Returns the log probabilities of the next text, in the format of `/v1/responses`.
+        `tokens` came since the text before. Those of no text, such as marks, are left out."""
+        for token in tokens:
+            name, token_bytes = self._text_and_bytes(token.token_id)
+            self._begins.append((len(self._ahead), token))
+            self._ahead += token_bytes or name.encode()  # a mark's name may stand in a text
+        begin = self._ahead.find(text.encode())
+        # It is not found if the model wrote it in another form, or bytes that are no character.
+        end = len(self._ahead) if begin < 0 else begin + len(text.encode())
+        places = pairwise([*self._begins, (len(self._ahead), None)])
+        taken = [token for (at, token), (stop, _) in places if token and at < end and begin < stop]
+        self._begins = [(at - end, token) for at, token in self._begins if at >= end]
+        self._ahead = self._ahead[end:]
+        content = self._of_chat(taken)["content"]
+        for scored in [*content, *(top for each in content for top in each["top_logprobs"])]:
+            scored["bytes"] = scored["bytes"] or []  # no null in this format
+        return content
 
     def _of_completion(
         self, tokens: Sequence[ScoredToken], offsets: list[int]

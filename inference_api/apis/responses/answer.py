@@ -1,13 +1,16 @@
 """Writes the answers of `/v1/responses`, whole or as events."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, NotRequired
 
 from common.wire import WireDict
 from inference_api.apis.chat import ChatAnswer
 from inference_api.apis.events import named_event
+from inference_api.apis.openai.logprobs import Logprobs
+from inference_api.apis.openai.wire import ChatLogprob
 from inference_api.apis.responses.body import ResponsesBody
 from inference_api.apis.responses.tools import CalledTool, object_of
 from inference_api.errors import HearthError
@@ -22,6 +25,7 @@ class OutputText(WireDict):
     type: Literal["output_text"]
     text: str
     annotations: list[Json]
+    logprobs: list[ChatLogprob]
 
 
 class OutputItem(WireDict):
@@ -137,6 +141,7 @@ class ResponseAnswer(WireDict):
     text: Json
     tool_choice: str | Json
     tools: list[Json]
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]
     output: list[Item]
@@ -151,11 +156,14 @@ class ResponseWriter:
     model: str
     created_at: int
     body: ResponsesBody
+    logprobs: Logprobs
+    by_part: dict[int, list[ChatLogprob]] = field(default_factory=lambda: defaultdict(list))
 
     def complete(self, answers: Sequence[ChatAnswer]) -> ResponseAnswer:
         (answer,) = answers
-        ends = [each for each in parts_of(answer.events()) if isinstance(each, PartEnd)]
-        items = [self._item(end.part, _status(end, answer)) for end in ends]
+        items: list[Item] = []
+        for event in parts_of(answer.events()):
+            list(self._events(event, answer, items))
         return self._complete(answer, items or [self._empty_message(answer)])
 
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
@@ -190,11 +198,14 @@ class ResponseWriter:
                 item: Item = self._item(part, "in_progress")
                 yield {"type": "response.output_item.added", **place, "item": item}
                 if part.kind != "call":
-                    yield self._part_event(part, "content_part.added", part=_content(part))
+                    yield self._part_event(part, "content_part.added", part=self._content(part))
             case PartDelta(_, text):
                 called, (_, kind) = self._called(part), self._form(part)
+                logprobs = self.logprobs.of_text(answer.generation.take_scored(), text)
+                self.by_part[part.index] += logprobs
                 if called.kind == "function" or called.is_raw:  # shown as the model writes it
-                    yield self._part_event(part, f"{kind}.delta", delta=text)
+                    more = {"logprobs": logprobs} if part.kind == "text" else {}
+                    yield self._part_event(part, f"{kind}.delta", delta=text, **more)
             case PartEnd():
                 yield from self._ends(part)
                 item = self._item(part, _status(event, answer))
@@ -205,7 +216,7 @@ class ResponseWriter:
         called, (_, kind) = self._called(part), self._form(part)
         if part.kind != "call":
             yield self._part_event(part, f"{kind}.done", text=part.text)
-            yield self._part_event(part, "content_part.done", part=_content(part))
+            yield self._part_event(part, "content_part.done", part=self._content(part))
         elif called.kind == "custom":
             call_input = called.input_of(part.text)
             if not called.is_raw:
@@ -219,7 +230,7 @@ class ResponseWriter:
         of_item = {"item_id": self._item_id(part), "output_index": part.index}
         of_part = of_item if part.kind == "call" else {**of_item, "content_index": 0}
         if kind.startswith("output_text"):
-            more["logprobs"] = []  # clients expect them
+            more = {"logprobs": self.by_part[part.index]} | more  # clients expect them
         return {"type": f"response.{kind}", **of_part, **more}
 
     def _called(self, part: AnswerPart) -> CalledTool:
@@ -235,16 +246,20 @@ class ResponseWriter:
     def _item(self, part: AnswerPart, status: Status) -> Item:
         """Returns a part's item. A part that has just begun has no content yet."""
         item_id = self._item_id(part)
-        has_content = status != "in_progress"
+        content: list[Any] = [] if status == "in_progress" else [self._content(part)]
         if part.kind == "text":
-            shown: list[OutputText] = [_output_text(part.text)] if has_content else []
             return {"id": item_id, "type": "message", "role": "assistant", "status": status,
-                    "content": shown}  # fmt: skip
+                    "content": content}  # fmt: skip
         if part.kind == "thought":
-            thought: ReasoningText = {"type": "reasoning_text", "text": part.text}
             return {"id": item_id, "type": "reasoning", "status": status, "summary": [],
-                    "content": [thought] if has_content else []}  # fmt: skip
+                    "content": content}  # fmt: skip
         return self._call(part, item_id, status)
+
+    def _content(self, part: AnswerPart) -> OutputText | ReasoningText:
+        if part.kind != "text":
+            return {"type": "reasoning_text", "text": part.text}
+        logprobs = self.by_part[part.index]
+        return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
 
     def _call(self, part: AnswerPart, item_id: str, status: Status) -> Item:
         called, call_id = self._called(part), part.call_id
@@ -313,6 +328,7 @@ class ResponseWriter:
             "text": {"format": {"type": "text"}} | dumped.get("text", {}),
             "tool_choice": dumped.get("tool_choice", "auto"),
             "tools": dumped.get("tools", []),
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "output": items,
@@ -333,13 +349,3 @@ _FORMS = {
 
 def _status(end: PartEnd, answer: ChatAnswer) -> Status:
     return "incomplete" if end.is_last and answer.is_cut else "completed"
-
-
-def _output_text(text: str) -> OutputText:
-    return {"type": "output_text", "text": text, "annotations": []}
-
-
-def _content(part: AnswerPart) -> OutputText | ReasoningText:
-    if part.kind == "text":
-        return _output_text(part.text)
-    return {"type": "reasoning_text", "text": part.text}

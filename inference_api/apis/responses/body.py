@@ -4,12 +4,14 @@ The server keeps no conversation: a client sends it whole each time, with the it
 answers unchanged.
 """
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from inference_api.apis.chat import Chat
+from inference_api.apis.openai.bodies import MAX_LOGPROBS
 from inference_api.apis.openai.field_kinds import ADVISORY
 from inference_api.apis.openai.tools import choice_of
 from inference_api.apis.responses.input import Input, tools_of, turns_of
@@ -17,6 +19,7 @@ from inference_api.apis.responses.tools import CalledTool, ToolChoice, Tools, fl
 from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.tools.events import ChosenTools, Tool
 from inference_api.web.constraints import Schema, schema_constraint
+from inference_api.web.entries import aside_of
 from inference_api.web.fields import Body, MaxTokens, Unserved, fault
 from inference_api.web.sampling import SampledBody
 from inference_api.web.thinking import Effort, effort_options
@@ -24,13 +27,13 @@ from inference_api.web.tools import ToolBody
 
 MAX_METADATA = 16  # OpenAI's bounds
 MAX_METADATA_CHARS = 512
+LOGPROBS = "message.output_text.logprobs"  # the value of `include` that has an effect
 
 UNSERVED: Unserved = {
     "background": (False,),
     "conversation": (),
     "previous_response_id": (),
     "prompt": (),
-    "top_logprobs": (0,),
 }
 
 
@@ -75,7 +78,7 @@ MetadataText = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
 
 class ResponsesBody(ToolBody, SampledBody):
     advisory: ClassVar[frozenset[str]] = (ADVISORY - {"metadata", "reasoning"}) | {
-        *("context_management", "include", "moderation", "stream_options", "truncation"),
+        *("context_management", "moderation", "stream_options", "truncation"),
         "max_tool_calls",  # limits calls of tools that the server itself runs; Hearth runs none
     }
     unserved: ClassVar[Unserved] = UNSERVED
@@ -89,8 +92,16 @@ class ResponsesBody(ToolBody, SampledBody):
     max_output_tokens: MaxTokens | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
+    include: Annotated[list[str], Field(max_length=64)] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     metadata: Annotated[dict[str, MetadataText], Field(max_length=MAX_METADATA)] | None = None
     stream: bool | None = None
+
+    @field_validator("include")
+    @classmethod
+    def _leave_others_aside(cls, include: list[str], info: ValidationInfo) -> list[str]:
+        aside_of(info, cls).add(cls, "include", [each for each in include if each != LOGPROBS])
+        return include
 
     @property
     def offered(self) -> list[Tool]:
@@ -127,11 +138,13 @@ class ResponsesBody(ToolBody, SampledBody):
         )
 
     def _params(self) -> GenerationParams:
+        asks = self.top_logprobs or LOGPROBS in (self.include or ())
+        num_logprobs = (self.top_logprobs or 0) if asks else None
         return GenerationParams(
             max_tokens=self.max_output_tokens,
             cache_salt=self.cache_salt or "",
             speculation=self.speculation or "auto",
             constraint=None if self.text is None else self.text.constraint(),
-            sampling=self.sampling(),
+            sampling=replace(self.sampling(), num_logprobs=num_logprobs),
             unset=self.unset,
         )

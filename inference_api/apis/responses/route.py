@@ -6,6 +6,7 @@ from flask import Blueprint, Response, g, jsonify
 
 from common.operations import operation
 from inference_api.apis.answering import Answering
+from inference_api.apis.openai.logprobs import Logprobs
 from inference_api.apis.responses.answer import InputTokens, ResponseAnswer, ResponseWriter
 from inference_api.apis.responses.body import ResponsesBody
 from inference_api.web.caller import read
@@ -26,7 +27,9 @@ def create_blueprint(answering: Answering) -> Blueprint:
         response_id, created_at = f"resp_{g.request_id}", int(time.time())
         return answering.respond(
             body.chat(),
-            lambda chosen, _: ResponseWriter(response_id, chosen.shown, created_at, body),
+            lambda chosen, tokenizer: ResponseWriter(
+                response_id, chosen.shown, created_at, body, Logprobs(tokenizer, is_chat=True)
+            ),
             bool(body.stream),
         )
 

@@ -8,15 +8,17 @@ from typing import Any, cast
 
 import pytest
 
+from inference_api._mock_inference_api_server import ByteTokenizer
 from inference_api.apis.anthropic.answer import MessageWriter, _input
 from inference_api.apis.anthropic.body import MessagesBody
 from inference_api.apis.chat import ChatAnswer
 from inference_api.apis.embeddings import EmbeddingsBody
 from inference_api.apis.openai.bodies import ChatBody, CompletionBody
+from inference_api.apis.openai.logprobs import Logprobs
 from inference_api.apis.responses.answer import ResponseWriter
 from inference_api.apis.responses.body import ResponsesBody
 from inference_api.errors import InvalidRequest
-from inference_api.request import FinishReason
+from inference_api.request import FinishReason, ScoredToken, TokenLogprobs
 from inference_api.tools.answers import AnswerReader, Thought
 from inference_api.tools.calls import Calls
 from inference_api.tools.formats import hermes
@@ -40,11 +42,18 @@ class ScriptedGeneration:
         self.completion_tokens = 0
         self.finish_reason = finish_reason
         self._num_pieces = num_pieces
+        self._scored: list[ScoredToken] = []
 
     def pieces(self) -> Iterator[str]:
         for piece in PIECES[: self._num_pieces]:
             self.completion_tokens += 1
+            logprobs = TokenLogprobs(-1.0, 1, ())
+            self._scored += [ScoredToken(id_, logprobs) for id_ in piece.encode()]
             yield piece
+
+    def take_scored(self) -> list[ScoredToken]:
+        scored, self._scored = self._scored, []
+        return scored
 
     def record(self) -> Any:
         return SimpleNamespace(
@@ -63,7 +72,14 @@ def answer(num_pieces: int = len(PIECES)) -> ChatAnswer:
 
 def response_writer() -> ResponseWriter:
     body = ResponsesBody.model_validate({"model": "m", "input": "hi"})
-    return ResponseWriter("resp_1", "m", 5, body)
+    return ResponseWriter("resp_1", "m", 5, body, Logprobs(ByteTokenizer(), is_chat=True))
+
+
+def test_only_the_text_of_a_response_has_logprobs() -> None:
+    (thought, text, call) = cast(Any, response_writer().complete([answer()])["output"])
+    ((shown,), (told,)) = (thought["content"], text["content"])
+    assert "".join(entry["token"] for entry in told["logprobs"]) == told["text"] == "Well:"
+    assert "logprobs" not in {*shown, *call}
 
 
 def test_a_response_has_an_item_for_each_part() -> None:
@@ -239,5 +255,6 @@ def test_a_response_shows_every_kind_of_tool_as_it_was_sent() -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "c"}]}
     sent = {"model": "m", "input": "hi", "tools": tools, "tool_choice": choice}
     body = ResponsesBody.model_validate(sent)
-    told = ResponseWriter("resp_1", "m", 5, body).complete([answer()])
+    logprobs = Logprobs(ByteTokenizer(), is_chat=True)
+    told = ResponseWriter("resp_1", "m", 5, body, logprobs).complete([answer()])
     assert (told["tools"], told["tool_choice"]) == (tools, choice)

@@ -63,6 +63,36 @@ def test_bytes_of_all_tokens_are_those_of_the_text(make: object, text: str) -> N
     assert joined.decode().lstrip(" ") == tokenizer.decode(ids).lstrip(" ")
 
 
+@pytest.mark.parametrize("make", [embedded, ByteTokenizer])
+@given(
+    texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="<>"), min_size=1)),
+    data=st.data(),
+)
+def test_each_text_of_an_answer_has_the_tokens_of_its_bytes(
+    make: object, texts: list[str], data: st.DataObject
+) -> None:
+    """With marks between the texts, whose pieces come as they like, behind their tokens."""
+    assert callable(make)
+    tokenizer = make()
+    tokens = scored(tokenizer.encode("".join(f"<>{text}" for text in texts)))
+    logprobs, due, num_bytes = Logprobs(tokenizer, is_chat=True), 0, 0
+    for text in texts:
+        shown: list[Any] = []
+        cut = data.draw(st.integers(0, len(text)))
+        due += len("<>")
+        for piece in filter(None, (text[:cut], text[cut:])):
+            due += len(piece.encode())
+            come = []
+            while tokens and (num_bytes < due or data.draw(st.booleans())):
+                come.append(tokens.pop(0))
+                num_bytes += len(tokenizer.token_bytes(come[-1].token_id))
+            shown += logprobs.of_text(come, piece)
+        joined = [bytes(entry["bytes"]) for entry in shown]
+        assert text.encode() in b"".join(joined)
+        assert text.encode() not in b"".join(joined[1:])
+        assert text.encode() not in b"".join(joined[:-1])
+
+
 def test_parts_of_a_character_are_at_its_offset() -> None:
     ids = [ord("a"), *EURO, ord("b")]
     assert tokens_and_offsets(ByteTokenizer(), ids) == (
