@@ -54,7 +54,7 @@ def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> 
                 aside.add(kind, type_)
                 text = f"[{MEDIA[type_]} left out: this model reads text only]"
                 yield {"type": "text", "text": text}
-            elif type_ in left_out:
+            elif type_ in left_out or _is_hosted(part):
                 aside_of(info, kind).add(kind, type_)
             else:
                 yield part
@@ -68,7 +68,8 @@ def only(types: Collection[str], kind: type[BaseModel]) -> BeforeValidator:
 
     def read(entries: list[Any], info: ValidationInfo) -> Iterator[Any]:
         for entry in entries:
-            if (type_ := type_of(entry)) in types or type_ == "":
+            type_ = type_of(entry)
+            if (type_ in types or type_ == "") and not _is_hosted(entry):
                 yield entry
             else:
                 aside_of(info, kind).add(kind, type_, is_known=False)
@@ -150,6 +151,13 @@ def type_of(entry: Any) -> str:
     """Returns an entry's type; empty if it has none."""
     type_ = entry.get("type") if isinstance(entry, dict) else None
     return type_ if isinstance(type_, str) else ""
+
+
+def _is_hosted(entry: Any) -> bool:
+    """Whether this is a tool search of OpenAI's servers, or about one. By default they run it."""
+    type_ = type_of(entry)
+    execution = entry.get("execution") if type_.startswith("tool_search") else "client"
+    return execution == "server" or (type_ == "tool_search" and not execution)
 
 
 def _parts_within(part: Any) -> list[Any] | None:

@@ -100,8 +100,9 @@ class CountBody(ToolBody):
     """The fields that make the prompt. `count_tokens` takes only these."""
 
     advisory: ClassVar[frozenset[str]] = CACHED | {
-        *("betas", "container", "context_management", "diagnostics", "fallbacks", "inference_geo"),
-        *("mcp_servers", "metadata", "service_tier", "speed", "user_profile_id", "workspace_id"),
+        *("betas", "billing_policy", "compaction", "container", "context_management"),
+        *("diagnostics", "fallback_credit_token", "fallbacks", "inference_geo", "mcp_servers"),
+        *("metadata", "service_tier", "speed", "user_profile_id", "workspace_id"),
     }
 
     model: str | None = None

@@ -20,6 +20,7 @@ ADVISORY = frozenset(
         "mm_processor_kwargs",
         "mode",
         "models",
+        "moderation",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",

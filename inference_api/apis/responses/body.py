@@ -78,7 +78,8 @@ MetadataText = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
 
 class ResponsesBody(ToolBody, SampledBody):
     advisory: ClassVar[frozenset[str]] = (ADVISORY - {"metadata", "reasoning"}) | {
-        *("context_management", "moderation", "stream_options", "truncation"),
+        *("access_programs", "background_options", "context_management", "image"),
+        *("stream_options", "truncation"),
         "max_tool_calls",  # limits calls of tools that the server itself runs; Hearth runs none
     }
     unserved: ClassVar[Unserved] = UNSERVED

@@ -4,8 +4,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from anthropic.types.beta import message_create_params
+from openai.types import EmbeddingCreateParams, chat, completion_create_params, responses
 from pydantic import ValidationError
+from typing_extensions import get_type_hints
 
+from inference_api.apis.anthropic.body import MessagesBody
 from inference_api.apis.embeddings import EmbeddingsBody
 from inference_api.apis.field_table import BODIES, field_tables
 from inference_api.apis.openai.bodies import ChatBody, CompletionBody
@@ -39,6 +43,24 @@ OF_OTHER_SERVERS = """
     top_n_tokens transforms typ_p typical_p usage xtc_threshold
 """
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+
+
+@pytest.mark.parametrize(
+    ("body", "parameters"),
+    [
+        (ChatBody, chat.completion_create_params.CompletionCreateParamsNonStreaming),
+        (CompletionBody, completion_create_params.CompletionCreateParamsNonStreaming),
+        (ResponsesBody, responses.response_create_params.ResponseCreateParamsNonStreaming),
+        (EmbeddingsBody, EmbeddingCreateParams),
+        (MessagesBody, message_create_params.MessageCreateParamsNonStreaming),
+    ],
+)
+def test_every_parameter_of_the_sdks_is_known(body: type[Body], parameters: type) -> None:
+    """So that `UNKNOWN_FIELDS=refuse` refuses none of them for being unknown."""
+    honoured = {field.alias or name for name, field in body.model_fields.items()}
+    known = honoured | body.advisory | body.unserved.keys()
+    refused_in_words_of_its_own = {"thread"}
+    assert get_type_hints(parameters).keys() - known <= refused_in_words_of_its_own
 
 
 @each_kind

@@ -9,7 +9,7 @@ import pytest
 from anthropic.types.beta import BetaContentBlockParam
 from anthropic.types.beta.beta_tool_result_block_param import Content as ResultContent
 from openai.types.chat import ChatCompletionContentPartParam
-from openai.types.responses import ResponseInputContentParam, ResponseInputItemParam
+from openai.types.responses import ResponseInputContentParam, ResponseInputItemParam, ToolParam
 from typing_extensions import get_type_hints, is_typeddict
 
 from inference_api.apis.anthropic.body import MessagesBody
@@ -17,6 +17,7 @@ from inference_api.apis.openai.bodies import ChatBody
 from inference_api.apis.responses.body import ResponsesBody
 from inference_api.errors import InvalidRequest
 from inference_api.web.fields import Body, Json, parse
+from inference_api.web.left_aside import LeftAside
 
 Place = Literal["block", "result", "item", "content", "part"]
 UNIONS: dict[Place, Any] = {
@@ -75,6 +76,39 @@ def test_every_type_is_read_or_left_aside(place: Place, type_: str) -> None:
     found = refusal(place, {"type": type_, "content": [], "refusal": "no"})
     is_refused = "is of a type that is not served" in found or ".type: is" in found
     assert is_refused == (type_ in ASKING or (place == "part" and type_ in CALLS))
+
+
+@pytest.mark.parametrize("type_", sorted({*types_in(ToolParam)}))
+def test_every_tool_is_taken_or_left_aside(type_: str) -> None:
+    """As the clients' own types allow it: with what it must have, and no more."""
+    function: Json = {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object"},
+        "strict": False,
+    }
+    described: dict[str, Json] = {
+        "function": function,
+        "custom": {"name": "f"},
+        "namespace": function | {"tools": []},
+    }
+    tool = {"type": type_, **described.get(type_, {})}
+    parse(ResponsesBody, json.dumps({"input": "hello", "tools": [tool]}).encode())
+
+
+@pytest.mark.parametrize("execution", [{}, {"execution": None}, {"execution": "server"}])
+def test_searches_that_openais_servers_run_are_left_aside(execution: Json) -> None:
+    hello, item = {"role": "user", "content": "hello"}, {"execution": "server", "call_id": None}
+    call = {"type": "tool_search_call", "arguments": {"paths": ["f"]}, **item}
+    found = {"type": "tool_search_output", "tools": [{"type": "function", "name": "f"}], **item}
+    tools = [{"type": "tool_search", **execution}, {"type": "function", "name": "f"}]
+    sent = {"input": [hello, call, found], "tools": tools}
+    aside = LeftAside(ResponsesBody)
+    body = parse(ResponsesBody, json.dumps(sent).encode(), aside)
+    assert [tool.name for tool in body.offered] == ["f"]
+    assert len(body.chat().turns) == 1
+    places = {"tools[].tool_search", "input[].tool_search_call", "input[].tool_search_output"}
+    assert set(aside.paths) == places
 
 
 def test_the_types_of_every_union_are_found() -> None:
