@@ -99,6 +99,7 @@ class RequestBody:
         self._error: ProxyError | None = None
         self._pieces: list[bytes] = []
         self._num_held_bytes = 0
+        self._allowed_bytes = INSPECTED_BYTES  # with more it is held back
         self._room = NO_ROOM
         self._num_room_bytes = 0  # taken
         self._has_changed = asyncio.Event()
@@ -108,7 +109,7 @@ class RequestBody:
         self.num_read_bytes += len(piece)
         self._num_held_bytes += len(piece)
         self._pieces.append(piece)
-        if self._num_held_bytes > INSPECTED_BYTES + self._num_room_bytes:
+        if self._num_held_bytes > self._allowed_bytes:
             self._hold_back(True)
         self._has_changed.set()
 
@@ -138,11 +139,12 @@ class RequestBody:
 
     def _may_hold(self) -> bool:
         """Returns whether all that has come may be held. Takes room for it."""
-        missing = self._num_held_bytes - INSPECTED_BYTES - self._num_room_bytes
-        if missing > 0 and self._num_held_bytes <= LONG_BYTES and self._room.take(missing):
-            self._num_room_bytes += missing
-            return True
-        return missing <= 0
+        missing = max(0, self._num_held_bytes - self._allowed_bytes)
+        if missing and not (self._num_held_bytes <= LONG_BYTES and self._room.take(missing)):
+            return False
+        self._allowed_bytes += missing
+        self._num_room_bytes += missing
+        return True
 
     def release(self) -> None:
         """Drops the prefix, which is not sent again, and gives its room back."""
@@ -163,7 +165,7 @@ class RequestBody:
     def _take(self) -> bytes:
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
-        self._num_held_bytes = 0
+        self._num_held_bytes, self._allowed_bytes = 0, INSPECTED_BYTES
         self._hold_back(False)  # even at the body's end, to notice when the client leaves
         return data
 

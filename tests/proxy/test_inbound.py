@@ -79,7 +79,7 @@ class Connection:
 
     def __init__(self, pieces: list[bytes], room: BodyRoom) -> None:
         self.body = RequestBody(RequestHead("POST", "/", {"transfer-encoding": "chunked"}), self)
-        self.pieces, self.room = pieces, room
+        self.pieces, self.room, self.num_sent = pieces, room, 0
 
     def set_reading(self, is_reading: bool) -> None:
         if is_reading:
@@ -89,6 +89,7 @@ class Connection:
 
     def send(self) -> None:
         if self.pieces and not self.body.is_held_back:
+            self.num_sent += len(self.pieces[0])
             self.body.feed(self.pieces.pop(0))
             self.set_reading(True)
         elif not self.pieces:
@@ -121,6 +122,9 @@ def test_long_body_is_whole_where_it_has_room_and_streamed_where_it_has_none(
         assert body.is_complete == (len(whole) <= inspected or has_room)
         assert (prefix == whole) if body.is_complete else len(prefix) <= long + 9
         assert room_bytes - room.num_free_bytes <= max(0, min(len(prefix), long) - inspected)
+        for _ in range(30):  # meanwhile the request waits for a row, say
+            await asyncio.sleep(0)
+        assert connection.num_sent - len(prefix) <= inspected + 9
         assert prefix + await connection.rest() == whole
         for _ in range(2):
             body.release()
