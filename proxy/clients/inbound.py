@@ -20,9 +20,9 @@ from proxy.errors import BadRequest, BodyTooLarge, ProxyError
 INSPECTED_BYTES = 256 * 1024
 LONG_BYTES = 4 * 1024 * 1024
 ROOM_BYTES = 32 * LONG_BYTES
-# Reading more lists and objects than this would hold up other requests for too long. OpenAI's SDKs
-# send the messages first, so the model may stand behind all of them.
-MAX_CONTAINERS = 100_000
+# Reading more lists and objects than this would hold up other requests for more than 50 ms. Those
+# in texts count, too. OpenAI's SDKs send the messages first, and the model behind them.
+MAX_CONTAINERS = 400_000
 # A compressed body is inspected up to LONG_BYTES after decompression, and to so many times its own
 # size, or it would cost much to read and little to send. A body that cannot be read here, as in
 # other encodings, names no model, and is refused to a team with a list of models.

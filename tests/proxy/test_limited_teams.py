@@ -168,7 +168,7 @@ def test_cost_is_in_the_audit_line_and_in_the_metrics(
     [
         ("costly-1", {}),
         ("costly-2", {"model": "x" * 100_000}),
-        ("costly-3", {"model": "small", "pad": [[]] * 200_000}),
+        ("costly-3", {"model": "small", "pad": [[]] * 450_000}),
     ],
 )
 def test_budget_of_cost_has_no_way_around_by_a_name(
@@ -288,7 +288,7 @@ def test_second_stream_of_a_narrow_team_waits(
         ("/chat/l%61rge", {"model": "small"}, 403),
         ("/v1/completions", {"pad": "x" * 3_000_000, "model": "small"}, 200),
         ("/v1/completions", {"pad": "x" * 3_000_000, "model": "large"}, 403),
-        ("/v1/completions", {"pad": [[]] * 200_000, "model": "small"}, 403),  # not read
+        ("/v1/completions", {"pad": [[]] * 450_000, "model": "small"}, 403),  # not read
     ],
 )
 def test_model_must_be_on_the_teams_list(
