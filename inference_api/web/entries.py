@@ -18,6 +18,9 @@ MEDIA = {
     **dict.fromkeys(("video", "video_url", "input_video"), "video"),
     **dict.fromkeys(("document", "file", "input_file"), "file"),
 }
+# Parts that hold one text, and the field it is in. Anthropic's summary of what went before may be
+# missing; OpenAI's is encrypted.
+ONE_TEXT = {"refusal": "refusal", "compaction": "content"}
 ENCRYPTED = frozenset({"compaction", "encrypted_content", "redacted_thinking"})
 # Blocks of earlier answers about work of Anthropic's servers: tools they ran, content they keep.
 FOREIGN_BLOCKS = ENCRYPTED | {
@@ -161,10 +164,11 @@ def _is_hosted(entry: Any) -> bool:
 
 
 def _parts_within(part: Any) -> list[Any] | None:
-    """Returns the texts in one of OpenAI's refusals, or in Anthropic's search results and documents
-    that have texts or lists of parts: below their titles, on lines of their own."""
-    if type_of(part) == "refusal" and isinstance(part.get("refusal"), str):
-        return [part["refusal"]]
+    """Returns the text of a part of ONE_TEXT, or the texts in Anthropic's search results and
+    documents that have texts or lists of parts: below their titles, on lines of their own."""
+    field = ONE_TEXT.get(type_of(part))
+    if field and isinstance(part.get(field), str):
+        return [part[field]]
     if type_of(part) not in ("search_result", "document"):
         return None
     source = part.get("source")

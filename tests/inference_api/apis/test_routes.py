@@ -27,6 +27,7 @@ from inference_api.core.input_queue import InputQueue
 from inference_api.errors import RequestTooLarge
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import Settings
+from inference_api.web.entries import ONE_TEXT
 from inference_api.web.whole_body import decompressed
 from tests.inference_api.in_process import started
 from tests.recorded_turns import recorded_turns
@@ -254,7 +255,10 @@ def test_a_slash_at_the_end_changes_no_route(client: FlaskClient, path: str) -> 
         assert (with_slash.status_code, with_slash.status_code == 404) == (plain.status_code, False)
 
 
-def test_refusal_that_a_model_gave_before_is_text_in_either_api(client: FlaskClient) -> None:
+@pytest.mark.parametrize(("type_", "field"), ONE_TEXT.items())
+def test_refusals_and_summaries_of_before_are_text_in_either_api(
+    client: FlaskClient, type_: str, field: str
+) -> None:
     question = {"role": "user", "content": "a"}
     for route, turns, fields in (
         ("chat/completions", "messages", {}),
@@ -267,7 +271,7 @@ def test_refusal_that_a_model_gave_before_is_text_in_either_api(client: FlaskCli
                 json={turns: [question, {"role": "assistant", "content": content}, question]}
                 | fields,
             ).get_json()["usage"]
-            for content in ("No.", [{"type": "refusal", "refusal": "No."}])
+            for content in ("No.", [{"type": type_, field: "No."}])
         ]
         counted = [each.get("prompt_tokens") or each["input_tokens"] for each in answers]
         assert counted[0] == counted[1] > 0
