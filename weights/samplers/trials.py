@@ -11,6 +11,7 @@ from weights.search import Observation, Problem
 from weights.simplex import IntArray
 
 ROUNDING = 1e-12
+MOST_LOG = 600.0  # bound on the log of a predicted size, so that it is neither 0 nor infinite
 SAME = 1e-9  # points whose shares all differ by less count as the same
 
 
@@ -34,8 +35,9 @@ class Scale:
         if (metrics > 0.0).all() or (metrics < 0.0).all():
             # To minimise -tokens/s or maximise -seconds, their size goes in the other direction.
             metric_sign = float(np.sign(metrics[0]))
-            origin = float(np.median(np.log(np.abs(metrics))))
-            return cls(True, metric_sign, sign * metric_sign, origin, 1.0)
+            slope = sign * metric_sign
+            origin = slope * float(np.median(_log_times(metrics, slope)))
+            return cls(True, metric_sign, slope, origin, 1.0)
         origin = float(np.median(metrics))
         return cls(False, 1.0, sign, origin, float(np.abs(metrics - origin).max()) or 1.0)
 
@@ -45,15 +47,13 @@ class Scale:
         return self.sign * self.metric_sign
 
     def costs(self, metrics: FloatArray) -> FloatArray:
-        raw = np.log(np.abs(metrics)) if self.is_log else metrics
-        costs: FloatArray = self.sign * (raw - self.origin) / self.unit
-        # Smaller fractions of the longest time are rounding errors: 1 / error^2 near an optimum.
-        return np.maximum(costs, costs.max() + np.log(ROUNDING)) if self.is_log else costs
+        raw = _log_times(metrics, self.sign) if self.is_log else self.sign * metrics
+        return (raw - self.sign * self.origin) / self.unit
 
     def metrics(self, costs: FloatArray) -> FloatArray:
         """Returns the metrics of costs: the inverse of `costs`."""
         raw: FloatArray = self.sign * costs * self.unit + self.origin
-        return self.metric_sign * np.exp(raw) if self.is_log else raw
+        return self.metric_sign * np.exp(np.clip(raw, -MOST_LOG, MOST_LOG)) if self.is_log else raw
 
     def deviation(self, of_cost: float, at_metric: float) -> float:
         """Returns the standard deviation of a metric for a small one of its cost."""
@@ -102,6 +102,13 @@ def succeeded(observations: Sequence[Observation], problem: Problem) -> Sequence
     if problem.direction == "minimize" or any(each.metric < 0 for each in observations):
         return observations
     return [each for each in observations if each.metric] or observations
+
+
+def _log_times(metrics: FloatArray, slope_sign: float) -> FloatArray:
+    """Returns the logs of the times, or of the inverses of rates. Smaller fractions of the longest
+    than ROUNDING are rounding errors (1 / error^2 near an optimum), and their models overflow."""
+    logs: FloatArray = slope_sign * np.log(np.abs(metrics))
+    return np.clip(logs, logs.max() + np.log(ROUNDING), None)
 
 
 def _trials(scale: Scale, metrics: FloatArray, costs: FloatArray, shares: FloatArray) -> Trials:
