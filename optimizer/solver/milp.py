@@ -64,7 +64,8 @@ def solve_milp(problem: Problem, scarcity: Scarcity, options: MilpOptions) -> So
     settled = {c.server: (SolverChoice(c.candidates[0], 0),) for c in idle}
     if not contenders:
         return Solution(settled, solver=name)
-    program = _Program(Problem(tuple(contenders), problem.cards), options)
+    fitting = tuple(_fitting(contender, problem.cards, options) for contender in contenders)
+    program = _Program(Problem(fitting, problem.cards), options)
     found = program.run()
     if found is None or not np.isfinite(found.gap or 0):
         greedy = solve_greedily(problem, scarcity)
@@ -82,6 +83,18 @@ def solve_milp(problem: Problem, scarcity: Scarcity, options: MilpOptions) -> So
         choices[server] = (choice,)
     unserved = {c.server: NO_ROOM for c in left_out if c.server not in choices}
     return replace(found, choices=choices, unserved=unserved, solver=name)
+
+
+def _fitting(contender: Contender, cards: Mapping[str, int], options: MilpOptions) -> Contender:
+    """Returns the contender without candidates that the cards do not hold even alone. A very dear
+    one would make the others' differences as small as those of ties."""
+    fitting = tuple(
+        each
+        for each in contender.candidates
+        if each.cards_per_replica * (1 if options.heterogeneous else each.replicas)
+        <= cards.get(each.card_type, 0)
+    )
+    return replace(contender, candidates=fitting)
 
 
 def _served(contenders: list[Contender], choices: Mapping[str, object]) -> list[int]:

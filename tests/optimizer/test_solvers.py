@@ -1,6 +1,7 @@
 """One contract for every solver, and what is particular to each."""
 
 import random
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -154,6 +155,20 @@ def test_milp_finds_what_trying_everything_finds(seed: int) -> None:
     else:
         value = sum(parts[0].candidate.value for parts in solution.choices.values())
         assert value == pytest.approx(best)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([False, True]))
+def test_candidate_that_no_cards_hold_changes_nothing_however_dear(
+    seed: int, heterogeneous: bool
+) -> None:
+    problem = random_problem(seed, servers=4)
+    dear = candidate("A", 10**9, 40.0, cards=10**6)
+    wider = [
+        replace(each, candidates=(*each.candidates, dear)) if each.server != "s0" else each
+        for each in problem.contenders
+    ]
+    solve = milp(heterogeneous)
+    assert shape(solve(Problem(tuple(wider), problem.cards))) == shape(solve(problem))
 
 
 def test_milp_leaves_out_the_lowest_priority_and_says_so() -> None:
