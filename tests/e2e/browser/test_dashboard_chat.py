@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import requests
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from lab.kit.servers import TIMEOUT_S, ServedApi, eventually
 from tests.e2e.browser.pages import NARROW, answer_of, ask, check_accessibility, opened, tab_to
@@ -64,10 +64,18 @@ def said(page: Page) -> list[str]:
     return page.locator(".said, .turn .answer").all_inner_texts()
 
 
-def ask_by_enter(page: Page, text: str) -> None:
+def press_enter(page: Page, text: str) -> Locator:
+    """Returns the prompt, with this text and Enter pressed."""
     prompt = page.get_by_role("textbox", name="Prompt", exact=True)
     prompt.fill(text)
+    # The page sends nothing until it knows the models. Clicks wait for the button, keys do not.
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_enabled()
     prompt.press("Enter")
+    return prompt
+
+
+def ask_by_enter(page: Page, text: str) -> None:
+    prompt = press_enter(page, text)
     expect(prompt).to_have_value("")
     expect(answer_of(page).locator("[data-figure=finish]")).not_to_have_text("–")
 
@@ -307,9 +315,7 @@ def test_settings_out_of_bounds_are_opened_and_told(page: Page) -> None:
     page.get_by_label("Top-p").fill("2")
     page.get_by_text("Settings", exact=True).click()
     expect(page.get_by_label("Top-p")).to_be_hidden()
-    prompt = page.get_by_role("textbox", name="Prompt", exact=True)
-    prompt.fill("Hello")
-    prompt.press("Enter")
+    prompt = press_enter(page, "Hello")
     expect(page.get_by_label("Top-p")).to_be_focused()
     expect(page.locator(".turn")).to_have_count(0)
     expect(prompt).to_have_value("Hello")
