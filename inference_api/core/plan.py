@@ -212,10 +212,11 @@ class StepPlanner:
     def _next_to_prefill(self, room_tokens: int, step: PlannedStep) -> list[tuple[UserRow, int]]:
         """Returns the rows to prefill in this step, and the most tokens that each may take.
 
-        Before that, rows take over pages that others have prefilled for the same prompt beginnings.
-        The row admitted first goes first. Rows that lack fewer tokens may take up to half of the
-        room, the shortest first, so that a short prompt does not wait for all of a long one. If the
-        runner is not batch invariant, rows take whole chunks in order of admission.
+        Before that, rows take over pages that others have prefilled for the same prompt beginnings,
+        and wait for those that the first row is about to prefill. The row admitted first goes
+        first. Rows that lack fewer tokens may take up to half of the room, the shortest first, so
+        that a short prompt does not wait for all of a long one. If the runner is not batch
+        invariant, rows take whole chunks in order of admission.
         """
         rows, first_tokens = self._rows.prefilling(), room_tokens
         if self._is_batch_invariant and len(rows) > 1:
@@ -229,12 +230,17 @@ class StepPlanner:
                 num_before = row.reused_tokens
                 self._rows.reuse(row)
                 step.reused_tokens += row.reused_tokens - num_before
-                if self._rows.pages.is_reading(row.index):
+                pages = self._rows.pages
+                if pages.is_reading(row.index):
+                    continue
+                if shares and pages.had_better_wait(row.index, leader=shares[0][0].index):
                     continue
             shares.append((row, room_tokens if shares else first_tokens))
             room_tokens -= row.chunk_tokens(shares[-1][1])
             if room_tokens == 0:
                 break
+        if shares and room_tokens:  # which rows that wait have left
+            shares[0] = shares[0][0], shares[0][1] + room_tokens
         return shares
 
     def _take_prompt(self, row: UserRow, room_tokens: int, step: PlannedStep) -> int:

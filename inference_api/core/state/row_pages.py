@@ -158,6 +158,20 @@ class RowPages:
         """Returns whether the row has more pages to read from disk, by further `begin` calls."""
         return bool(self._rows[row].stored)
 
+    def had_better_wait(self, row: int, leader: int) -> bool:
+        """Returns whether the leader has yet to write the next page of the row's prompt, which both
+        would otherwise compute. Recurrent layers continue at few places only: see `borders`."""
+        held, ahead = self._rows[row], self._rows[leader]
+        end = (len(held.nodes) + 1) * self.page_tokens * TOKEN_BYTES
+        return (
+            self._reuses
+            and not self.layout.state_pages
+            and held.root == ahead.root
+            and len(ahead.nodes) <= len(held.nodes)
+            and end < len(held.prompt)
+            and ahead.prompt.startswith(held.prompt[:end])
+        )
+
     def borders(self, row: int) -> Sequence[int]:
         """Returns the ascending positions in the prompt where a chunk has to end, because `seal`
         keeps the state of recurrent layers there."""

@@ -1,10 +1,13 @@
 """How many prompt tokens join a step."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inference_api._mock_inference_api_server import EchoRunner
 from inference_api.core.plan import MIN_CHUNK_TOKENS, StepPlanner
 from inference_api.core.step_costs import Contents
+from inference_api.loading.config import PAGE_TOKENS
 from inference_api.runner import MAX_STEP_TOKENS, PageLayout
 from inference_api.settings import Settings
 from tests.inference_api.core.row_tables import make_rows
@@ -92,6 +95,39 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
 def test_who_came_first_has_half_of_the_room_and_the_shortest_the_rest() -> None:
     assert taken(waiting(1000, 700, 26, 18)) == {1000: 32, 18: 17, 26: 15}
     assert taken(waiting(1000)) == {1000: CHUNK}
+
+
+def test_prompts_that_begin_alike_wait_for_what_the_first_is_about_to_prefill() -> None:
+    assert taken(waiting(1000, 700)) == {1000: CHUNK}
+    other = waiting(1000)
+    other.submit("y" * 700)
+    other.backend._pick_prompts()
+    assert taken(other) == {1000: CHUNK // 2, 700: CHUNK // 2}
+    plain = Loop(rows=2, context=2000, chunk=CHUNK, settings={"prefix_reuse": False})
+    plain.submit("z" * 1000)
+    plain.submit("z" * 700)
+    plain.backend._pick_prompts()
+    assert taken(plain) == {1000: CHUNK // 2, 700: CHUNK // 2}
+
+
+@given(
+    st.lists(st.integers(0, 300), min_size=2, max_size=6),
+    st.integers(0, 900),
+    st.integers(0, 20),
+)
+def test_what_prompts_have_in_common_is_prefilled_once(
+    ends: list[int], common: int, gap: int
+) -> None:
+    """Agents that begin at once, or a few steps after each other, with one system prompt."""
+    loop, prompts = Loop(rows=6, context=2000, chunk=CHUNK), []
+    for number, length in enumerate(ends):
+        prompts.append("s" * common + chr(ord("a") + number) * length + "!")
+        loop.submit(prompts[-1], max_tokens=1)
+        loop.step(gap)
+    loop.step(100)
+    assert not loop.backend.models[NAME].rows.busy()
+    prefilled = loop.backend.snapshot.totals.prefilled_tokens
+    assert common + sum(ends) - 1 <= prefilled <= common + sum(ends) + PAGE_TOKENS * len(ends)
 
 
 def test_prompts_that_lack_as_much_or_more_wait_for_their_turn() -> None:
