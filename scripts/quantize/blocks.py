@@ -16,8 +16,8 @@ FOUR, FOUR_BITS, TWO_BITS = np.uint8(4), np.uint8(0x0F), np.uint8(0x30)
 def stored(grid: Grid, values: Floats) -> Bytes:
     """Returns the bytes [blocks, ...] of `values` [blocks, groups, inputs]."""
     form = grid.form
-    least = form.values[0]
-    offset = (values - least).astype(np.uint8).reshape(len(values), -1)
+    places = np.searchsorted(form.table, values) if form.table else values - form.values[0]
+    offset = places.astype(np.uint8).reshape(len(values), -1)
     blocks = np.zeros(len(values), STORED[form.kind])
     num_units = blocks["units"].shape[-1]
     blocks["units"] = grid.units[:, :num_units].view(np.uint16)

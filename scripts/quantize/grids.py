@@ -1,8 +1,9 @@
 """Finds the numbers nearest to given weights that blocks of GGUF files can hold.
 
-A weight is step * value - floor. A step or floor is a small integer of a group of inputs, times one
-of the block's `units` of half precision. Steps and floors are searched; values are then the nearest
-ones. `importance` is the weight of each input's error. Pure numpy, vectorised over blocks.
+A weight is step * value - floor, where a value is any integer of a range, or one of a table. A step
+or floor is a small integer of a group of inputs, times one of the block's `units` of half
+precision. Steps and floors are searched; values are then the nearest ones. `importance` is the
+weight of each input's error. Pure numpy, vectorised over blocks.
 """
 
 from collections.abc import Iterator
@@ -33,6 +34,15 @@ class Form:
     values: tuple[int, int]  # least and largest
     most_scale: int  # largest integer of a step; 1 means that the units are the steps
     has_floors: bool
+    table: tuple[int, ...] = ()  # all values, ascending; empty if that is every integer
+
+    def nearest(self, quotients: Floats) -> Floats:
+        """Returns the values nearest to weights divided by their steps. May change `quotients`."""
+        if not self.table:
+            return np.clip(np.rint(quotients, out=quotients), *self.values, out=quotients)
+        table = np.array(self.table, np.float32)
+        nearest: Floats = table[np.searchsorted((table[1:] + table[:-1]) / 2, quotients)]
+        return nearest
 
     @property
     def block_inputs(self) -> int:
@@ -51,7 +61,7 @@ class Form:
 FORMS = {
     form.kind: form
     for form in (
-        Form(GGMLQuantizationType.Q4_0, 1, (-8, 7), 1, has_floors=False),
+        Form(GGMLQuantizationType.IQ4_NL, 1, (-127, 113), 1, False, gguf.quants.IQ4_NL.kvalues),
         Form(GGMLQuantizationType.Q5_0, 1, (-16, 15), 1, has_floors=False),
         Form(GGMLQuantizationType.Q4_K, 8, (0, 15), 63, has_floors=True),
         Form(GGMLQuantizationType.Q5_K, 8, (0, 31), 63, has_floors=True),
@@ -73,12 +83,12 @@ class Grid:
     @property
     def steps(self) -> Floats:
         """[blocks, groups, 1]"""
-        return (self.units[:, :1].astype(np.float32) * self.scales)[..., None]
+        return _product(self.units[:, :1], self.scales)
 
     @property
     def floors(self) -> Floats:
         """[blocks, groups, 1]"""
-        return (self.units[:, 1:].astype(np.float32) * self.minima)[..., None]
+        return _product(self.units[:, 1:], self.minima)
 
     def nearest(self, weights: Floats) -> Floats:
         """Returns the values nearest to `weights` [blocks, groups, inputs]."""
@@ -95,8 +105,7 @@ class Grid:
     def _nearest(self, raised: Floats, steps: Floats) -> Floats:
         """Returns the nearest values. `raised` are the weights plus their floors."""
         inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
-        values: Floats = np.rint(raised * inverse)
-        return np.clip(values, *self.form.values, out=values)
+        return self.form.nearest(raised * inverse)
 
     def chosen(self, other: "Grid", is_other: NDArray[np.bool_]) -> "Grid":
         """Returns a grid with `other`'s blocks where `is_other`."""
@@ -135,10 +144,8 @@ def plain(form: Form, weights: Floats) -> Grid:
     )
 
 
-def _rounded(form: Form, relative: Floats, stretch: float) -> Floats:
-    values = relative * np.float32(stretch)
-    np.rint(values, out=values)
-    return np.clip(values, *form.values, out=values)
+def _product(units: NDArray[np.float16], integers: Integers) -> Floats:
+    return (units.astype(np.float32) * integers.astype(np.float32))[..., None]
 
 
 def _sum(*factors: Floats) -> Floats:
@@ -159,7 +166,7 @@ def _fitted(form: Form, weights: Floats, importance: Floats) -> tuple[Floats, No
     steps = np.zeros(weights.shape[:-1], np.float32)
     most = np.zeros_like(steps)
     for stretch in (*STRETCHES, *-STRETCHES):
-        values = _rounded(form, relative, low * stretch)
+        values = form.nearest(relative * np.float32(low * stretch))
         important = importance * values
         product, square = _sum(important, weights), _sum(important, values)
         step = np.divide(product, square, out=np.zeros_like(product), where=square > 0)
@@ -181,7 +188,7 @@ def _fitted_with_floors(form: Form, weights: Floats, importance: Floats) -> tupl
     steps, floors = extent[..., 0] / high, -least[..., 0]
     fewest = np.full_like(steps, np.inf)
     for spread in SPREADS:
-        values = _rounded(form, relative, high + spread)
+        values = form.nearest(relative * np.float32(high + spread))
         important = importance * values
         sums, square, product = _sum(important), _sum(important, values), _sum(important, weights)
         with np.errstate(divide="ignore", invalid="ignore"):

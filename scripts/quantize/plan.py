@@ -9,7 +9,7 @@ from scripts.quantize.grids import FORMS, Form
 MOST_BITS = 5.0  # most bits of a weight on average, over all matrices
 LADDERS = {  # types by ascending bits; a matrix's number of inputs is a multiple of the key
     256: ("Q4_K", "Q5_K", "Q6_K"),
-    32: ("Q4_0", "Q5_0", "Q8_0"),
+    32: ("IQ4_NL", "Q5_0", "Q8_0"),
 }
 # Kinds of matrices, and the rung of the ladder to take if bits are left; first those whose errors
 # cost most per bit (docs/settings.md). Kinds of a line are multiplied together, so share a form.

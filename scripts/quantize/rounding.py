@@ -75,8 +75,7 @@ def _fed_back(form: Form, weights: Floats, feedback: Feedback) -> Bytes:
         values, errors = np.empty((2, size, len(weights)), np.float32)
         for at in range(size):
             group, now = at // group_inputs, left[begin + at]
-            value = np.rint((now + floors[group]) * inverse[group])
-            np.clip(value, *form.values, out=values[at])
+            values[at] = form.nearest((now + floors[group]) * inverse[group])
             error = now - (values[at] * steps[group] - floors[group])
             errors[at] = error / factor[begin + at, begin + at]
             later = slice(begin + at + 1, end)

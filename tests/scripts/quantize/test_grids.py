@@ -53,7 +53,8 @@ def test_bytes_stand_for_the_numbers_of_the_grid(form: Form, seed: int) -> None:
         generator.integers(0, 64, shape) * form.has_floors,
     )
     low, high = form.values
-    values = generator.integers(low, high + 1, (*shape, form.block_inputs // form.num_groups))
+    every = form.table or range(low, high + 1)
+    values = generator.choice(every, (*shape, form.block_inputs // form.num_groups))
     meant = values.astype(np.float32) * grid.steps - grid.floors
     data = stored(grid, values.astype(np.float32))
     assert np.array_equal(numbers(form, data), meant.reshape(BLOCKS, -1))
@@ -80,9 +81,8 @@ def test_searched_error_is_at_most_that_of_plain_rounding(
     assert error_of(searched(form, blocks, importance)) <= error_of(plain(form, blocks)) * ROUNDING
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q5_0"])
-def test_searched_error_is_below_the_packages_rounding(name: str) -> None:
-    form = FORMS[gguf.GGMLQuantizationType[name]]
+def test_searched_error_is_below_the_packages_rounding() -> None:
+    form = FORMS[gguf.GGMLQuantizationType.Q5_0]
     weights = drawn(form, seed=1, rows=64, blocks=4)
     theirs = error(weights, numbers(form, gguf.quants.quantize(weights, form.kind)))
     assert error(weights, numbers(form, rounded(form, weights))) < 0.95 * theirs
